@@ -1,0 +1,43 @@
+# skep_module(NAME SOURCES ... DEPENDS ... LIBS ...): one folder of the tree as one target, skep_NAME.
+#
+# Its headers are included as "NAME/header.h". The include path that makes this work is handed on only
+# to targets that name the module in DEPENDS, so that an include against the direction of the
+# architecture does not compile.
+function(skep_module name)
+  cmake_parse_arguments(arg "" "" "SOURCES;DEPENDS;LIBS" ${ARGN})
+  set(room "${CMAKE_BINARY_DIR}/rooms/${name}")
+  file(MAKE_DIRECTORY "${room}")
+  file(CREATE_LINK "${CMAKE_CURRENT_SOURCE_DIR}" "${room}/${name}" SYMBOLIC)
+
+  add_library(skep_${name} STATIC ${arg_SOURCES})
+  target_include_directories(skep_${name} PUBLIC "${room}" "${PROJECT_SOURCE_DIR}/include"
+                             "${DLPACK_INCLUDE_DIR}")
+  foreach(dependency IN LISTS arg_DEPENDS)
+    target_link_libraries(skep_${name} PUBLIC skep_${dependency})
+  endforeach()
+  target_link_libraries(skep_${name} PUBLIC ${arg_LIBS} Threads::Threads)
+  skep_compile_options(skep_${name})
+endfunction()
+
+# Warnings and sanitizers, for every target of ours.
+function(skep_compile_options target)
+  target_compile_definitions(${target} PRIVATE _GNU_SOURCE)
+  target_compile_options(${target} PRIVATE
+    -Wall -Wextra -Wshadow -Wconversion
+    $<$<C_COMPILER_ID:GNU>:-Wno-format-truncation> # sentences are cut on purpose
+    $<$<COMPILE_LANGUAGE:C>:-Wstrict-prototypes -Wmissing-prototypes>
+    $<$<BOOL:${SKEP_WERROR}>:-Werror>)
+  if(SKEP_SANITIZER STREQUAL "address")
+    target_compile_options(${target} PRIVATE -fsanitize=address,undefined
+                           -fno-sanitize-recover=all -fno-omit-frame-pointer)
+    target_link_options(${target} PUBLIC -fsanitize=address,undefined)
+  elseif(SKEP_SANITIZER STREQUAL "thread")
+    target_compile_options(${target} PRIVATE -fsanitize=thread -fno-omit-frame-pointer)
+    target_link_options(${target} PUBLIC -fsanitize=thread)
+  elseif(SKEP_SANITIZER)
+    message(FATAL_ERROR "SKEP_SANITIZER is \"${SKEP_SANITIZER}\", expected address or thread")
+  endif()
+  if(SKEP_FUZZ)
+    target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
+  endif()
+endfunction()

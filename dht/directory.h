@@ -1,0 +1,111 @@
+/*
+ * The directory of a swarm: who serves which expert. Declares records in bulk, paced, and looks
+ * them up in bulk, with retries, verification and a cache.
+ *
+ * Threads: functions from any thread. Callbacks run on the directory's own thread
+ * ("skep-directory") with no lock held and must not block.
+ */
+#ifndef SKEP_DHT_DIRECTORY_H
+#define SKEP_DHT_DIRECTORY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <skep/status.h>
+#include "dht/record.h"
+#include "dht/runner.h"
+
+struct directory;
+
+enum { DIRECTORY_MAX_PROVIDERS = 16 }; /* per UID: per-lookup cap on candidates */
+
+/* One node that serves an expert. */
+struct provider {
+    uint8_t peer_id[PEER_ID_BYTES];
+    uint64_t seq;
+    int64_t expires_at;
+    size_t endpoint_count;
+    struct endpoint endpoints[RECORD_MAX_ENDPOINTS];
+    char cls[32];
+    uint8_t schema_digest[16];
+    uint32_t features;
+    struct record_load load;
+    bool local; /* ourselves */
+};
+
+/* The answer for one UID. */
+struct lookup_result {
+    skep_status
+        status; /* SKEP_OK: provider_count >= 1, freshest first. SKEP_NOT_FOUND: asked, and
+                   nobody serves it. SKEP_UNAVAILABLE: could not ask (no peers).
+                   SKEP_DEADLINE_EXCEEDED: no answer in time. SKEP_INVALID_ARGUMENT: bad UID. */
+    size_t provider_count;
+    struct provider providers[DIRECTORY_MAX_PROVIDERS];
+};
+
+struct directory_config {
+    struct runner *runner;            /* borrowed until directory_free() */
+    const struct identity *identity;  /* the same */
+    const struct record_swarm *swarm; /* the same */
+    unsigned max_in_flight;           /* gets and puts under way; default 64 */
+    uint32_t miss_ttl_ms;             /* how long a miss is remembered; default 2000 */
+    size_t cache_entries;             /* default 65536 */
+};
+
+SKEP_MUST_CHECK skep_status directory_new(const struct directory_config *config,
+                                          struct directory **out, struct skep_error *err);
+/* Ends pending operations (SKEP_CANCELLED). Call before runner_free(). NULL is allowed. */
+void directory_free(struct directory *directory);
+
+/* One record to declare. `record` is borrowed until done; its peer_id and seq are filled in. */
+struct declaration {
+    uint8_t key[RECORD_KEY_BYTES];
+    struct record *record;
+    skep_status outcome; /* written before done: SKEP_OK stored by peers; SKEP_UNAVAILABLE no peers:
+                            kept locally and handed to those that join; others: failed */
+};
+typedef void (*directory_declared_fn)(void *arg, struct declaration *declarations, size_t count);
+/*
+ * Publishes `count` records. @param declarations borrowed until done.
+ * Never blocks; with 0 peers it ends at once with SKEP_UNAVAILABLE for each (and the records are
+ * put locally so that a later peer finds them).
+ */
+SKEP_MUST_CHECK skep_status directory_declare(struct directory *directory,
+                                              struct declaration *declarations, size_t count,
+                                              uint64_t deadline_us, directory_declared_fn done,
+                                              void *arg, struct skep_error *err);
+
+/* Experts of our own node: answered without the network, `local` set. Replaces the earlier set. */
+SKEP_MUST_CHECK skep_status directory_set_local(struct directory *directory,
+                                                const struct record_expert *experts, size_t count,
+                                                struct skep_error *err);
+
+enum directory_flags {
+    DIRECTORY_FRESH = 1, /* do not answer from the cache */
+};
+/*
+ * @param results  one per UID, in order; borrowed for the callback.
+ */
+typedef void (*directory_found_fn)(void *arg, const struct lookup_result *results, size_t count);
+/* Looks up UIDs. @param uids copied. An answer comes at the first record that verifies, never at
+ * OpenDHT's "done"; an empty answer is asked once more before it counts as a miss. */
+SKEP_MUST_CHECK skep_status directory_get(struct directory *directory, const char *const *uids,
+                                          size_t count, unsigned flags, uint64_t deadline_us,
+                                          directory_found_fn found, void *arg,
+                                          struct skep_error *err);
+/* The same, waiting. @param results count entries, written always. Not from a callback. */
+SKEP_MUST_CHECK skep_status directory_get_wait(struct directory *directory, const char *const *uids,
+                                               size_t count, unsigned flags, uint64_t deadline_us,
+                                               struct lookup_result *results,
+                                               struct skep_error *err);
+
+/* Drops what is cached of one peer (it failed): the next lookup asks anew. */
+void directory_forget_peer(struct directory *directory,
+                           const uint8_t peer_id[static PEER_ID_BYTES]);
+
+struct directory_stats {
+    uint64_t gets, get_hits, get_misses, get_retries, puts, put_failures, records_refused;
+};
+void directory_stats(struct directory *directory, struct directory_stats *out);
+
+#endif

@@ -1,0 +1,53 @@
+/*
+ * The DHT handler: a thread that publishes a node's experts, prefixes and state every update
+ * period, retries what failed, and withdraws at shutdown.
+ */
+#ifndef SKEP_DHT_HANDLER_H
+#define SKEP_DHT_HANDLER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <skep/status.h>
+#include "dht/swarm.h"
+
+struct handler;
+
+struct handler_config {
+    struct swarm *swarm;      /* borrowed until handler_free() */
+    uint32_t update_period_s; /* default 30, at least 1 (expiration is max(2 x, 60 s)) */
+    size_t endpoint_count;    /* announced; may be 0 while unknown: nothing is published */
+    struct endpoint endpoints[RECORD_MAX_ENDPOINTS];
+    uint32_t features;
+    const char *version;
+    /* Fills in the current load of one expert, and whether it may be published (false while
+     * stalled). Thread: the handler's. NULL: no load. */
+    bool (*expert_load)(void *arg, const char *uid, struct record_load *out);
+    void *arg;
+};
+
+struct handler_expert {
+    const char *uid; /* copied */
+    const char *cls;
+    uint8_t schema_digest[16];
+};
+
+struct handler_stats {
+    uint64_t rounds, failed_rounds, records_published, records_failed;
+    bool reachable_peers;
+    int64_t last_success_unix_s;
+};
+
+SKEP_MUST_CHECK skep_status handler_new(const struct handler_config *config,
+                                        const struct handler_expert *experts, size_t count,
+                                        struct handler **out, struct skep_error *err);
+/* Waits until the first round has ended (whatever its outcome) or the deadline. */
+bool handler_wait_first_round(struct handler *handler, uint64_t deadline_us);
+/* Publishes anew soon: an expert stalled or recovered, or endpoints changed. Thread: any. */
+void handler_refresh(struct handler *handler);
+void handler_set_endpoints(struct handler *handler, const struct endpoint *endpoints, size_t count);
+void handler_stats(struct handler *handler, struct handler_stats *out);
+/* Publishes "offline" (bounded by the deadline), ends the thread, frees. NULL is allowed. */
+void handler_free(struct handler *handler, uint64_t deadline_us);
+
+#endif

@@ -1,0 +1,161 @@
+/*
+ * Signed, expiring records: their structure, bytes (docs/records.md), signature and policies.
+ * No network, no clock: times are given. Thread: any.
+ */
+#ifndef SKEP_DHT_RECORD_H
+#define SKEP_DHT_RECORD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <skep/status.h>
+#include "base/bytes.h"
+#include "base/endpoint.h"
+#include "crypto/identity.h"
+#include "crypto/swarm_key.h"
+#include "dht/uid.h"
+
+enum record_kind {
+    RECORD_EXPERT = 1,
+    RECORD_PREFIX = 2,
+    RECORD_NODE = 3,
+    RECORD_TRACKER = 4,
+    RECORD_RESOURCE = 5,
+};
+
+enum {
+    RECORD_VERSION = 1,
+    RECORD_KEY_BYTES = 20,   /* an OpenDHT InfoHash */
+    RECORD_MAX_BYTES = 1024, /* all kinds but prefix */
+    RECORD_MAX_PREFIX_BYTES = 61440,
+    RECORD_MAX_ENDPOINTS = 4,
+    RECORD_MAX_LIFETIME_S = 3600,
+    RECORD_MIN_LIFETIME_S = 20,
+    RECORD_SHARDS = 16,
+};
+
+/* What a swarm's keys and seals are made from. Borrowed wherever it is passed. */
+struct record_swarm {
+    const char *name;
+    const struct swarm_key *key; /* NULL: a public swarm */
+    bool loopback;               /* the swarm's own peers are loopback: such endpoints are fine */
+    uint32_t clock_skew_s;       /* default 60 */
+};
+
+enum record_features { /* bits */
+                       RECORD_FEATURE_AES_GCM = 1,
+                       RECORD_FEATURE_PLAINTEXT = 2,
+};
+
+struct record_load {
+    double examples_per_s;
+    uint32_t queued_tasks;
+};
+
+struct record_expert {
+    char uid[UID_BYTES];
+    size_t endpoint_count;
+    struct endpoint endpoints[RECORD_MAX_ENDPOINTS];
+    char cls[32];
+    uint8_t schema_digest[16];
+    uint32_t features;
+    bool offline; /* withdrawn: readers drop what they know of this peer and UID */
+    struct record_load load;
+};
+
+struct record_prefix {
+    char prefix[UID_BYTES];
+    size_t endpoint_count;
+    struct endpoint endpoints[RECORD_MAX_ENDPOINTS];
+    uint32_t features;
+    unsigned part, parts; /* coordinate ranges, when over RECORD_MAX_PREFIX_BYTES */
+    size_t coord_count;   /* next coordinates under the prefix, ascending */
+    int64_t *coords;      /* owned: record_free() */
+};
+
+struct record_node {
+    size_t endpoint_count;
+    struct endpoint endpoints[RECORD_MAX_ENDPOINTS];
+    uint32_t features;
+    char state[16]; /* "joining", "online", "draining", "offline" */
+    char version[32];
+    uint32_t expert_count;
+    struct record_load load;
+};
+
+struct record {
+    enum record_kind kind;
+    uint8_t peer_id[PEER_ID_BYTES];
+    uint64_t seq;       /* ms; only grows, per publisher */
+    int64_t expires_at; /* Unix seconds */
+    union {
+        struct record_expert expert;
+        struct record_prefix prefix;
+        struct record_node node;
+    };
+};
+
+void record_free(struct record *record); /* what is inside; NULL and zeroed are allowed */
+
+/* Keys. H(swarm, kind, subject): docs/records.md. */
+void record_key_expert(const struct record_swarm *swarm, const char *uid,
+                       uint8_t key[static RECORD_KEY_BYTES]);
+/* `prefix` ends with a dot. For the root prefix `name.` the shard of peer_id is part of the key. */
+void record_key_prefix(const struct record_swarm *swarm, const char *prefix,
+                       const uint8_t peer_id[static PEER_ID_BYTES],
+                       uint8_t key[static RECORD_KEY_BYTES]);
+void record_key_prefix_root(const struct record_swarm *swarm, const char *prefix, unsigned shard,
+                            uint8_t key[static RECORD_KEY_BYTES]);
+void record_key_node(const struct record_swarm *swarm, const uint8_t peer_id[static PEER_ID_BYTES],
+                     uint8_t key[static RECORD_KEY_BYTES]);
+void record_key_nodes_shard(const struct record_swarm *swarm, unsigned shard,
+                            uint8_t key[static RECORD_KEY_BYTES]);
+unsigned record_shard(const uint8_t peer_id[static PEER_ID_BYTES]);
+/* OpenDHT's network id of a swarm; never 0. */
+uint32_t record_network_id(const struct record_swarm *swarm);
+
+/* Value id: first 8 bytes of BLAKE2b over peer id, kind and the stable part of the body; never 0.
+ */
+uint64_t record_value_id(const struct record *record);
+
+/*
+ * Encodes and signs for one key; peer_id is taken from `identity`.
+ * @return SKEP_INVALID_ARGUMENT if it is over its kind's limit in bytes, or an endpoint is not
+ * usable.
+ */
+SKEP_MUST_CHECK skep_status record_encode(const struct record *record,
+                                          const struct identity *identity,
+                                          const struct record_swarm *swarm,
+                                          const uint8_t key[static RECORD_KEY_BYTES],
+                                          struct bytes *out, struct skep_error *err);
+/*
+ * Decodes and checks everything: form, limits, signature for that key, expiry (with clock skew),
+ * and that kind and subject belong to the key where the caller says which (expect_* below).
+ * Endpoints that must not be dialled are dropped; a record left without any is refused.
+ * @return SKEP_DATA_LOSS (form), SKEP_UNAUTHENTICATED (signature or seal), SKEP_DEADLINE_EXCEEDED
+ *         (expired), SKEP_INVALID_ARGUMENT (limits). *out is zeroed on failure.
+ */
+SKEP_MUST_CHECK skep_status record_decode(struct record *out, const uint8_t *data, size_t len,
+                                          const struct record_swarm *swarm,
+                                          const uint8_t key[static RECORD_KEY_BYTES],
+                                          int64_t now_unix_s, struct skep_error *err);
+
+/*
+ * What a storing node decides. It may know the record's swarm (its own): the body of a sealed
+ * record is opened only by members, so storing checks form, signature, sizes and times.
+ */
+bool record_store_policy(const uint8_t *data, size_t len, uint64_t value_id,
+                         const uint8_t key[static RECORD_KEY_BYTES],
+                         const struct record_swarm *swarm, int64_t now_unix_s);
+/* May `next` replace `old` (both stored under `key`, same value id)? */
+bool record_edit_policy(const uint8_t *old, size_t old_len, const uint8_t *next, size_t next_len,
+                        uint64_t value_id, const uint8_t key[static RECORD_KEY_BYTES],
+                        const struct record_swarm *swarm, int64_t now_unix_s);
+
+/* Lifetimes of our four OpenDHT value types, in seconds, ascending: 60, 300, 900, 3600. */
+enum { RECORD_TYPE_COUNT = 4 };
+extern const uint32_t record_type_lifetime_s[RECORD_TYPE_COUNT];
+/* Index of the shortest type that covers so many seconds. */
+unsigned record_type_for(uint32_t lifetime_s);
+
+#endif

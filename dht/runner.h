@@ -1,0 +1,82 @@
+/*
+ * One OpenDHT participant: what the C bindings and opendht_ext.cpp give, with our types, limits and
+ * messages. Bytes only; records are checked through the two policies.
+ *
+ * Threads: functions from any thread, none blocks unless said. Callbacks run on OpenDHT's thread:
+ * they copy, queue, signal and return.
+ */
+#ifndef SKEP_DHT_RUNNER_H
+#define SKEP_DHT_RUNNER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <skep/status.h>
+#include "base/endpoint.h"
+#include "dht/record.h"
+
+struct runner;
+
+struct runner_config {
+    struct endpoint listen; /* UDP; host unspecified: all, both families; port 0: pick one */
+    uint32_t network_id;    /* not 0 */
+    const struct record_swarm *swarm; /* for the policies; borrowed until runner_free() */
+    bool bootstrap_only;              /* `skep dht` */
+    size_t storage_limit_bytes;       /* kept for others; default 64 MiB */
+    bool raise_rate_limits; /* benchmarks and large nodes; false: OpenDHT's defaults times what our
+                               paced bulk operations need (docs/decisions.md) */
+};
+
+/*
+ * Starts it. Opens its sockets at once: call it before any other socket is made, see base/fd.h.
+ * @return SKEP_FAILED_PRECONDITION, naming the UDP endpoint, if the port is in use;
+ *         SKEP_PERMISSION_DENIED if it may not be bound; SKEP_RESOURCE_EXHAUSTED if no descriptor
+ *         below 1024 is free; SKEP_INTERNAL for what OpenDHT says otherwise.
+ */
+SKEP_MUST_CHECK skep_status runner_new(const struct runner_config *config, struct runner **out,
+                                       struct skep_error *err);
+/* Shuts down: waits for OpenDHT to have sent what is queued, at most until the deadline, then
+ * frees. All callbacks have run when it returns (pending ones with failure). Blocks. NULL is
+ * allowed. */
+void runner_free(struct runner *runner, uint64_t deadline_us);
+
+uint16_t runner_port(const struct runner *runner);
+
+/* Contacts a peer: adds it to those OpenDHT tries. Numeric addresses only; does not block. */
+void runner_contact(struct runner *runner, const struct address *address);
+
+struct runner_status {
+    unsigned good_nodes, dubious_nodes; /* of the routing tables, both families */
+    size_t storage_values, storage_bytes;
+    uint64_t values_refused; /* by the store and edit policies */
+};
+/* May block for a moment behind OpenDHT's own lock. */
+void runner_status(struct runner *runner, struct runner_status *out);
+/* Addresses of the good nodes we know, for saving. Returns how many were written. */
+size_t runner_known_peers(struct runner *runner, struct address *out, size_t cap);
+/* Our address as other peers see it (asked of them); false if none has told yet. Port is the UDP
+ * one. */
+bool runner_public_address(struct runner *runner, bool v6, struct endpoint *out);
+
+typedef void (*runner_put_fn)(void *arg, bool ok);
+/*
+ * Puts a value under a fixed id and one of our types; replaces an older one of that id in place.
+ * @param done  exactly once, also after failure. May come late (seconds) when peers are dead.
+ */
+void runner_put(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES],
+                uint64_t value_id, unsigned type_index, const uint8_t *data, size_t len,
+                runner_put_fn done, void *arg);
+/* Stops our own re-announcing of a value. */
+void runner_cancel_put(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES],
+                       uint64_t value_id);
+
+/*
+ * One value found. Return false to end the get early: `done` still comes, exactly once.
+ * @param data  borrowed for the call.
+ */
+typedef bool (*runner_value_fn)(void *arg, uint64_t value_id, const uint8_t *data, size_t len);
+typedef void (*runner_done_fn)(void *arg, bool ok);
+void runner_get(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES],
+                runner_value_fn value, runner_done_fn done, void *arg);
+
+#endif

@@ -1,0 +1,48 @@
+/*
+ * Membership in a swarm: a runner, the directory over it, and the bootstrapping that keeps it
+ * connected. What nodes, clients and `skep dht` share.
+ */
+#ifndef SKEP_DHT_SWARM_H
+#define SKEP_DHT_SWARM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <skep/status.h>
+#include "dht/directory.h"
+
+struct swarm;
+
+struct swarm_config {
+    const char *name;                 /* default "skep" */
+    const struct swarm_key *key;      /* NULL: public. Borrowed until swarm_leave() */
+    const struct identity *identity;  /* borrowed until swarm_leave() */
+    struct endpoint dht_listen;       /* UDP */
+    const char *const *initial_peers; /* "host:port"; copied */
+    size_t initial_peer_count;
+    const char *peers_file; /* known peers are saved here and tried on restart; NULL: no */
+    bool bootstrap_only;
+    uint32_t clock_skew_s; /* 0: the default, 60 */
+};
+
+/*
+ * Starts: the UDP socket is open when it returns, joining goes on in the background
+ * ("skep-bootstrap" thread: resolves names, retries for ever with back-off while there are too few
+ * peers, contacts configured peers that are missing every minute, saves known peers).
+ * @return as runner_new(); SKEP_INVALID_ARGUMENT naming a malformed initial peer.
+ */
+SKEP_MUST_CHECK skep_status swarm_join(const struct swarm_config *config, struct swarm **out,
+                                       struct skep_error *err);
+/* Leaves, saves peers, frees; bounded by the deadline. NULL is allowed. */
+void swarm_leave(struct swarm *swarm, uint64_t deadline_us);
+
+/* True once at least one peer answered; waits until then or the deadline. Without configured or
+ * saved peers it is true at once: this node starts a swarm of its own. */
+bool swarm_wait_joined(struct swarm *swarm, uint64_t deadline_us);
+unsigned swarm_peer_count(struct swarm *swarm);
+struct directory *swarm_directory(struct swarm *swarm);
+struct runner *swarm_runner(struct swarm *swarm);
+const struct record_swarm *swarm_record(const struct swarm *swarm);
+uint16_t swarm_dht_port(const struct swarm *swarm);
+
+#endif

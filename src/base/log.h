@@ -1,0 +1,31 @@
+/* Log lines: level, thread and text. Each macro costs one comparison when its level is off. */
+#ifndef SKEP_BASE_LOG_H
+#define SKEP_BASE_LOG_H
+
+#include <stdbool.h>
+#include <skep/log.h>
+
+bool log_enabled(enum skep_log_level level);
+void log_write(enum skep_log_level level, const char *format, ...) SKEP_PRINTF(2, 3);
+
+#define LOG_AT(level, ...)                                                                         \
+    do {                                                                                           \
+        if (log_enabled(level))                                                                    \
+            log_write(level, __VA_ARGS__);                                                         \
+    } while (0)
+#define log_error(...) LOG_AT(SKEP_LOG_ERROR, __VA_ARGS__)
+#define log_warn(...) LOG_AT(SKEP_LOG_WARNING, __VA_ARGS__)
+#define log_info(...) LOG_AT(SKEP_LOG_INFO, __VA_ARGS__)
+#define log_debug(...) LOG_AT(SKEP_LOG_DEBUG, __VA_ARGS__)
+
+/*
+ * For messages that a peer could provoke without end: true at most once every `period_ms` for this
+ * gate; `*suppressed` is then how many were left out since. A gate is a zeroed static.
+ */
+struct log_gate {
+    _Atomic unsigned long long next_us;
+    _Atomic unsigned long suppressed;
+};
+bool log_gate_open(struct log_gate *gate, unsigned period_ms, unsigned long *suppressed);
+
+#endif

@@ -1,0 +1,68 @@
+/*
+ * A hosted expert: parameters, forward, and backward with its optimizer step.
+ * Formulas and parameter names: tests/golden/README.md, sections 3 and 4.
+ *
+ * Threads: forward and backward of one expert by one thread at a time; the counters and the schema
+ * may be read by any thread at any time.
+ */
+#ifndef SKEP_EXPERTS_EXPERT_H
+#define SKEP_EXPERTS_EXPERT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <skep/expert.h>
+#include <skep/status.h>
+
+struct expert;
+
+/*
+ * Creates an expert with seeded parameters (as PyTorch initializes its modules).
+ * @return SKEP_INVALID_ARGUMENT for an unknown class (the known ones are listed), a hidden_dim out
+ * of range, an unknown optimizer or a hyper-parameter out of range; SKEP_RESOURCE_EXHAUSTED.
+ */
+SKEP_MUST_CHECK skep_status expert_new(const struct skep_expert_options *options,
+                                       struct expert **out, struct skep_error *err);
+void expert_free(struct expert *expert); /* NULL is allowed */
+
+const struct skep_expert_schema *expert_schema(const struct expert *expert);
+const char *expert_class_name(const struct expert *expert);
+uint64_t expert_parameter_count(const struct expert *expert);
+uint64_t expert_update_count(const struct expert *expert);
+/* Whether its compute time is bounded by its rows and it never blocks: true for built-in classes.
+ */
+bool expert_is_bounded(const struct expert *expert);
+
+/*
+ * outputs[i] are allocated by the caller: expert_output_spec() shapes with the inputs' rows.
+ * Inputs have been checked against the schema (expert_check_inputs()).
+ */
+SKEP_MUST_CHECK skep_status expert_forward(struct expert *expert, const DLTensor *inputs,
+                                           DLTensor *outputs, struct skep_error *err);
+/*
+ * Runs forward again, computes gradients, writes input gradients (those of the parameters before
+ * the step), then does one optimizer step. A step whose gradients are not finite is not done: it is
+ * counted and answered SKEP_INVALID_ARGUMENT, parameters and optimizer state stay as they were.
+ */
+SKEP_MUST_CHECK skep_status expert_backward(struct expert *expert, const DLTensor *inputs,
+                                            const DLTensor *grad_outputs, DLTensor *grad_inputs,
+                                            struct skep_error *err);
+
+/*
+ * Checks counts, types, dimensions and equal rows of a task's tensors against specs, the number
+ * expected and got in the sentence. Rows (at least 1) are given back.
+ * @param what  "input" or "grad_output", for messages.
+ */
+SKEP_MUST_CHECK skep_status schema_check(const struct skep_tensor_spec *specs, size_t spec_count,
+                                         const DLTensor *const *tensors, size_t tensor_count,
+                                         const char *what, int64_t *rows, struct skep_error *err);
+/* 16 bytes of BLAKE2b over the canonical form of a schema, for records and `info`. */
+void schema_digest(const struct skep_expert_schema *schema, uint8_t out[static 16]);
+
+/* Parameters by PyTorch name, in PyTorch order. View of the expert; only while nothing runs. */
+size_t expert_parameters(struct expert *expert, const char **names, DLTensor *views, size_t cap);
+/* Optimizer step count t, moments: for tests and checkpoints. */
+skep_status expert_set_parameter(struct expert *expert, const char *name, const DLTensor *value,
+                                 struct skep_error *err);
+
+#endif

@@ -1,0 +1,80 @@
+/*
+ * The calling side of the transport: connections to peers, made on demand, shared by all calls to
+ * one peer, kept while used and closed when idle.
+ *
+ * Threads: one loop of its own. Functions may be called from any thread; callbacks run on the
+ * loop's thread, with no lock held, and must not block.
+ */
+#ifndef SKEP_NET_POOL_H
+#define SKEP_NET_POOL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <skep/status.h>
+#include "base/endpoint.h"
+#include "net/session.h"
+
+struct pool;
+struct pool_call;
+
+struct pool_config {
+    const struct identity *identity; /* borrowed until pool_free() */
+    const uint8_t *psk;
+    bool plaintext;
+    const char *swarm;
+    struct session_limits limits;
+    unsigned max_connections;    /* open or opening; the longest idle is closed first */
+    uint32_t connect_timeout_ms; /* for one address of one endpoint */
+    uint32_t idle_timeout_ms;
+};
+
+enum { POOL_MAX_ENDPOINTS = 4 };
+
+/* Whom to call. Connections are shared by peer id; without one, by endpoint. */
+struct pool_target {
+    bool has_peer_id;
+    uint8_t peer_id[PEER_ID_BYTES]; /* must answer; another is SKEP_UNAUTHENTICATED */
+    bool aes_gcm;                   /* the peer's record offers it */
+    size_t endpoint_count;
+    struct endpoint endpoints[POOL_MAX_ENDPOINTS]; /* tried in order, all their addresses */
+};
+
+/*
+ * One call's end, exactly once.
+ * @param reply    as the peer sent it (any status), or NULL if none came. View.
+ * @param tensors  reply->tensor_count tensors, taken by the callee: each skep_tensor_free().
+ * @param sent     the peer may have seen the request.
+ * @param err      if reply is NULL: why. SKEP_UNAVAILABLE: no connection, or lost;
+ * _UNAUTHENTICATED; _DEADLINE_EXCEEDED; _CANCELLED; _INVALID_ARGUMENT: over our own limits;
+ *                 _RESOURCE_EXHAUSTED: too many streams.
+ */
+typedef void (*pool_done_fn)(void *arg, const struct reply_headers *reply,
+                             DLManagedTensor **tensors, bool sent, const struct skep_error *err);
+
+SKEP_MUST_CHECK skep_status pool_new(const struct pool_config *config, struct pool **out,
+                                     struct skep_error *err);
+/* Ends all calls (SKEP_CANCELLED), closes, waits for the loop. NULL is allowed. */
+void pool_free(struct pool *pool);
+
+/*
+ * Starts a call.
+ * @param headers      copied (params too).
+ * @param tensors      the structures are copied, their data are borrowed until done.
+ * @param deadline_us  bounds all of it, connecting included; also sent to the peer as what is left.
+ * @param done         never runs inside this call unless it is made on the pool's own thread from
+ *                     within another `done`; it may start further calls.
+ * @param out          may be NULL; for pool_cancel() only, valid until done has returned.
+ * @return other than SKEP_OK: nothing was started and done will not run.
+ */
+SKEP_MUST_CHECK skep_status pool_call(struct pool *pool, const struct pool_target *target,
+                                      const struct call_headers *headers,
+                                      const DLTensor *const *tensors, uint64_t deadline_us,
+                                      pool_done_fn done, void *arg, struct pool_call **out,
+                                      struct skep_error *err);
+/* Asks for its end; done still runs once (SKEP_CANCELLED, or what came first). Thread: any. */
+void pool_cancel(struct pool *pool, struct pool_call *call);
+/* Last measured round trip to a peer in microseconds, 0 if unknown. Thread: any. */
+uint64_t pool_peer_rtt_us(struct pool *pool, const uint8_t peer_id[static PEER_ID_BYTES]);
+
+#endif

@@ -1,0 +1,102 @@
+/*
+ * Task pools and the runtime that empties them.
+ *
+ * A pool joins waiting tasks whose inner shapes and types agree into one batch along dimension 0
+ * and hands it to its work function. The runtime serves the pool whose oldest task has waited
+ * longest.
+ *
+ * Threads: any thread submits. Work functions run one at a time (the compute lock), on the
+ * runtime's thread or, when the runtime is idle and the pool's work is known to be short, on the
+ * submitting thread. `done` runs on the thread that did the work, with no lock held.
+ */
+#ifndef SKEP_RUNTIME_TASK_POOL_H
+#define SKEP_RUNTIME_TASK_POOL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <skep/expert.h>
+#include <skep/status.h>
+
+struct runtime;
+struct task_pool;
+
+/* Embedded in what the caller keeps; borrowed from task_pool_submit() until done has been called.
+ */
+struct task {
+    /* Filled in by the caller. */
+    const DLTensor *const *tensors; /* dimension 0 is `rows` in each */
+    size_t tensor_count;
+    int64_t rows;
+    uint64_t deadline_us; /* dropped unworked, SKEP_DEADLINE_EXCEEDED, once passed */
+    bool (*is_gone)(const struct task *task); /* any thread; NULL: never. Gone tasks are dropped,
+                                                 SKEP_CANCELLED */
+    /*
+     * Exactly once for each submitted task. On success `outputs` (the pool's output_count) are
+     * taken by the callee; they are row slices that share the batch's memory.
+     */
+    void (*done)(struct task *task, DLManagedTensor **outputs, size_t output_count,
+                 const struct skep_error *err);
+    /* The pool's. */
+    struct task *next;
+    uint64_t submitted_us;
+    uint64_t shape_key;
+};
+
+struct task_pool_config {
+    const char *name;       /* "ffn.3.7 forward"; copied */
+    int64_t max_batch_size; /* rows; default 4096 */
+    int64_t min_batch_size; /* rows waited for, for at most batch_timeout_us; default 1 */
+    uint64_t batch_timeout_us;
+    size_t max_queued_tasks;   /* default 1024 */
+    int64_t max_queued_rows;   /* default 16 * max_batch_size */
+    uint64_t stall_timeout_us; /* watchdog: longest a batch may take; 0: unwatched */
+    bool may_run_inline;       /* work never blocks and is bounded by its rows */
+    /*
+     * Makes the outputs and does the work for one batch: `inputs` are views, joined along dimension
+     * 0. On success outputs[0..output_count) are owned by the pool (made by skep_tensor_new(),
+     * `rows` rows each); on failure none is left behind and all tasks of the batch get err.
+     */
+    skep_status (*work)(void *arg, const DLTensor *inputs, size_t input_count,
+                        DLManagedTensor **outputs, struct skep_error *err);
+    size_t output_count;
+    /* Called once, on the watchdog's thread, when a batch exceeds stall_timeout_us; the pool has
+     * failed its queue by then and refuses new tasks (SKEP_UNAVAILABLE) until the batch ends. */
+    void (*stalled)(void *arg, bool is_stalled);
+    void *arg;
+};
+
+struct task_pool_stats {
+    uint64_t tasks, batches, examples, refused, expired, cancelled, failed;
+    uint64_t busy_us, wait_us_sum;
+    uint64_t wait_histogram[24]; /* bucket i: waits below 2^i us, from the one before */
+    size_t queued_tasks;
+    int64_t queued_rows;
+    bool stalled;
+};
+
+SKEP_MUST_CHECK skep_status runtime_new(struct runtime **out, struct skep_error *err);
+/* Starts the runtime's and the watchdog's thread. Pools must exist before. */
+SKEP_MUST_CHECK skep_status runtime_start(struct runtime *runtime, struct skep_error *err);
+/* Whether no task is queued or being worked on. */
+bool runtime_is_idle(struct runtime *runtime);
+/* Finishes the batch at work, fails all that is queued (SKEP_UNAVAILABLE), joins the threads. A
+ * batch that is stalled is waited for until the deadline; returns false if it never ended (its
+ * thread is then left behind and nothing it uses may be freed). */
+bool runtime_stop(struct runtime *runtime, uint64_t deadline_us);
+void runtime_free(struct runtime *runtime); /* with all its pools; NULL is allowed */
+
+SKEP_MUST_CHECK skep_status task_pool_new(struct runtime *runtime,
+                                          const struct task_pool_config *config,
+                                          struct task_pool **out, struct skep_error *err);
+/*
+ * Queues a task. @return SKEP_INVALID_ARGUMENT for 0 rows or more than max_batch_size (the limit is
+ * named), SKEP_RESOURCE_EXHAUSTED, with retry_after_ms, if the queue is full; SKEP_UNAVAILABLE if
+ * stalled or stopped. done never runs then. Otherwise it may run before this returns.
+ */
+SKEP_MUST_CHECK skep_status task_pool_submit(struct task_pool *pool, struct task *task,
+                                             struct skep_error *err);
+void task_pool_stats(struct task_pool *pool, struct task_pool_stats *out);
+const char *task_pool_name(const struct task_pool *pool);
+
+#endif
