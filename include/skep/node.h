@@ -1,0 +1,229 @@
+/**
+ * @file skep/node.h
+ * A node: one running peer that hosts experts, publishes them in its swarm's DHT and serves
+ * forward and backward requests for them.
+ *
+ * Lifecycle: skep_node_new(), skep_node_add_expert() or skep_node_add_pattern(), skep_node_start()
+ * (returns once the node serves; it goes on in the background), skep_node_stop(), skep_node_free().
+ * skep_node_run() is start, wait for a stop request, and stop in one call.
+ *
+ * @code
+ *     struct skep_node_options options;
+ *     struct skep_expert_options expert;
+ *     struct skep_node *node = NULL;
+ *     struct skep_error err;
+ *
+ *     skep_node_options_init(&options);
+ *     options.listen = "127.0.0.1:*";
+ *     skep_expert_options_init(&expert);
+ *     expert.cls = "ffn";
+ *     expert.hidden_dim = 64;
+ *     if (skep_node_new(&options, &node, &err) != SKEP_OK ||
+ *         skep_node_add_expert(node, "ffn.3.7", &expert, &err) != SKEP_OK ||
+ *         skep_node_run(node, &err) != SKEP_OK)
+ *         fprintf(stderr, "%s\n", err.message);
+ *     skep_node_free(node);
+ * @endcode
+ *
+ * Threads: the functions of one node may be called from any thread, except that options and experts
+ * are set before start, by one thread at a time, and nothing runs beside skep_node_free().
+ */
+#ifndef SKEP_NODE_H
+#define SKEP_NODE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <skep/expert.h>
+#include <skep/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct skep_node;
+
+/** Settings of a node. Fill with skep_node_options_init(), then change what differs. Texts are
+ * borrowed for skep_node_new(). */
+struct skep_node_options {
+    size_t size; /**< sizeof of this struct, set by _init: for later versions. */
+
+    const char *listen;     /**< TCP `host:port`, `*` as port picks one. Default "0.0.0.0:*". */
+    const char *dht_listen; /**< UDP `host:port`; NULL (default): the host of `listen`, any port. */
+    const char *announce;   /**< `host:port` to publish instead of what is listened on; `*` as port:
+                                 the port that was bound. NULL (default): the listen address or,
+                                 behind a wildcard, the address other peers see. */
+
+    const char *const *initial_peers; /**< DHT peers to join through, `host:port` each. */
+    size_t initial_peer_count;
+    const char *peers_file; /**< known DHT peers are kept here for the next start; NULL: not. */
+    bool no_dht;            /**< serve only; publish and look up nothing. */
+
+    const char *swarm;       /**< name of the swarm. Default "skep". */
+    const char *swarm_key;   /**< file with the key of a private swarm; NULL: a public one. */
+    const char *identity;    /**< key file, made if missing and locked while the node lives; NULL:
+                                  a new identity for this node's life. */
+    bool insecure_plaintext; /**< no encryption, no proof of identity: closed networks only. */
+
+    uint32_t update_period_s; /**< between two publications; 1 to 1800. Default 30. */
+
+    int64_t max_batch_size;    /**< rows; also the most rows one request may have. Default 4096. */
+    int64_t min_batch_size;    /**< rows waited for, for at most batch_timeout_ms. Default 1. */
+    uint32_t batch_timeout_ms; /**< Default 0: never wait for more rows. */
+    size_t max_queued_tasks;   /**< per pool; beyond: SKEP_RESOURCE_EXHAUSTED. Default 1024. */
+    uint64_t max_queued_bytes; /**< of all tasks waiting. 0 (default): a quarter of the memory. */
+    uint32_t stall_timeout_ms; /**< an expert that works longer on one batch is taken off the
+                                    swarm. 0: never. Default 60000. */
+    bool detect_anomalies; /**< refuse NaN and infinity in requests and results. Default false. */
+
+    unsigned num_handlers;            /**< I/O threads; 0 (default): by the number of cores. */
+    unsigned max_connections;         /**< Default 4096. */
+    uint64_t max_message_bytes;       /**< of one request or reply. Default 1 GiB. */
+    uint32_t drain_timeout_ms;        /**< how long a stopping node finishes work. Default 3000. */
+    uint32_t stats_report_interval_s; /**< log a line of statistics this often. Default 0: never. */
+};
+
+SKEP_API void skep_node_options_init(struct skep_node_options *options);
+
+/**
+ * Makes a node; nothing is opened but the identity file.
+ * @param out  owned: skep_node_free(). NULL on failure.
+ * @return SKEP_INVALID_ARGUMENT naming the option, its value and what is allowed;
+ *         SKEP_PERMISSION_DENIED or SKEP_DATA_LOSS for a bad identity or swarm key file;
+ *         SKEP_NOT_FOUND for a missing swarm key file; SKEP_FAILED_PRECONDITION if another
+ *         process holds the identity.
+ */
+SKEP_API SKEP_MUST_CHECK skep_status skep_node_new(const struct skep_node_options *options,
+                                                   struct skep_node **out, struct skep_error *err);
+
+/**
+ * Adds an expert, to be served from start on.
+ * @param uid      `name.i.j...`; copied.
+ * @param options  borrowed for the call. `seed` is used as it is.
+ * @return SKEP_INVALID_ARGUMENT for a bad UID (quoted), one that was added already, or bad options;
+ *         SKEP_RESOURCE_EXHAUSTED if memory is short; SKEP_FAILED_PRECONDITION after start.
+ */
+SKEP_API SKEP_MUST_CHECK skep_status skep_node_add_expert(struct skep_node *node, const char *uid,
+                                                          const struct skep_expert_options *options,
+                                                          struct skep_error *err);
+
+/**
+ * Adds `count` experts with random UIDs of a pattern such as `ffn.[0:32].[0:256]`: each different,
+ * none added before, none that the DHT already knows. They are chosen and made in
+ * skep_node_start(), which waits up to 10 s for the swarm then; if no peer answers by then it
+ * chooses without asking, with a warning.
+ * @param options  copied. Expert `uid` gets the seed skep_expert_seed(options->seed, uid).
+ * @return SKEP_INVALID_ARGUMENT for a bad pattern (quoted, the wrong part named), a count of 0 or
+ *         more than the pattern holds.
+ */
+SKEP_API SKEP_MUST_CHECK skep_status
+skep_node_add_pattern(struct skep_node *node, const char *pattern, size_t count,
+                      const struct skep_expert_options *options, struct skep_error *err);
+
+/** The seed of one expert among several made from one seed: the same for the same UID everywhere,
+ * so that two nodes given one seed hold equal experts under equal UIDs. */
+SKEP_API uint64_t skep_expert_seed(uint64_t seed, const char *uid);
+
+/**
+ * Starts: joins the DHT, listens, serves; logs peer id, endpoint, DHT port, experts and the
+ * `--initial-peers` option for the next node. When it returns SKEP_OK, calls are served.
+ * @return SKEP_FAILED_PRECONDITION naming the port if one is in use, or if the node was started
+ *         before; SKEP_PERMISSION_DENIED if a port may not be bound; SKEP_RESOURCE_EXHAUSTED if the
+ *         experts at work would need more memory than there is, or too few UIDs of a pattern are
+ *         free. Nothing is left running after a failure.
+ */
+SKEP_API SKEP_MUST_CHECK skep_status skep_node_start(struct skep_node *node,
+                                                     struct skep_error *err);
+
+/**
+ * Waits until the node is ready: it serves and has tried to publish for the first time (what other
+ * peers have stored after a tenth of a second is not waited for any longer).
+ * @return SKEP_DEADLINE_EXCEEDED; SKEP_FAILED_PRECONDITION if it is not running.
+ */
+SKEP_API SKEP_MUST_CHECK skep_status skep_node_wait_ready(struct skep_node *node,
+                                                          uint32_t timeout_ms,
+                                                          struct skep_error *err);
+
+/** Starts unless started, then waits until the node has stopped. @return as skep_node_start(). */
+SKEP_API SKEP_MUST_CHECK skep_status skep_node_run(struct skep_node *node, struct skep_error *err);
+
+/** Asks a node to stop and returns at once. Async-signal-safe. Also before start: the node then
+ * stops right after it has started. */
+SKEP_API void skep_node_request_stop(struct skep_node *node);
+
+/**
+ * Stops: withdraws from the DHT, takes no more calls, finishes those under way within
+ * drain_timeout_ms, refuses the rest, and waits until all threads and sockets are gone. Does
+ * nothing if the node never started or has stopped.
+ */
+SKEP_API void skep_node_stop(struct skep_node *node);
+
+/** Waits until the node has stopped, or `timeout_ms` (UINT32_MAX: for ever). True if it has. */
+SKEP_API bool skep_node_wait(struct skep_node *node, uint32_t timeout_ms);
+
+/** Stops if need be, and frees. NULL is allowed. */
+SKEP_API void skep_node_free(struct skep_node *node);
+
+/* Facts. Texts live as long as the node; those below the line are "" or 0 before start. */
+
+SKEP_API const char *skep_node_peer_id(const struct skep_node *node); /**< 64 hex digits */
+/* --- */
+SKEP_API const char *skep_node_endpoint(const struct skep_node *node); /**< bound `host:port` */
+SKEP_API uint16_t skep_node_port(const struct skep_node *node);        /**< bound TCP port */
+SKEP_API uint16_t skep_node_dht_port(const struct skep_node *node);    /**< bound UDP port */
+/** `host:port` that the next node gives to `--initial-peers`. */
+SKEP_API const char *skep_node_initial_peer(const struct skep_node *node);
+SKEP_API size_t skep_node_expert_count(const struct skep_node *node);
+/** UID of an expert, index < count, sorted by UID once started; NULL beyond. */
+SKEP_API const char *skep_node_expert_uid(const struct skep_node *node, size_t index);
+
+/** One direction of one expert, or the sum over experts. */
+struct skep_pool_stats {
+    uint64_t tasks;     /**< worked on */
+    uint64_t batches;   /**< one step of the expert each */
+    uint64_t examples;  /**< rows worked on */
+    uint64_t refused;   /**< queue full, or stalled */
+    uint64_t expired;   /**< dropped: the deadline had passed */
+    uint64_t cancelled; /**< dropped: the caller had gone */
+    uint64_t failed;    /**< the expert failed */
+    uint64_t busy_us;
+    uint64_t wait_us; /**< sum over tasks */
+    uint64_t queued_tasks;
+    bool stalled;
+};
+
+struct skep_expert_stats {
+    char uid[256];
+    char cls[SKEP_EXPERT_NAME_BYTES];
+    uint64_t parameters;
+    uint64_t updates; /**< optimizer steps */
+    struct skep_pool_stats forward, backward;
+};
+
+struct skep_node_stats {
+    uint64_t uptime_ms;
+    uint64_t experts;
+    struct skep_pool_stats forward, backward; /**< over all experts */
+    uint64_t inline_batches; /**< of all batches: worked on by the thread that received them */
+    uint64_t stalls;
+    uint64_t connections_open, connections_accepted, connections_refused;
+    uint64_t handshakes_failed, protocol_errors;
+    uint64_t calls, calls_refused; /**< refused by this node before any work */
+    uint64_t bytes_in, bytes_out;
+    uint64_t repeats_answered; /**< backward calls answered from memory instead of a second step */
+    uint64_t repeats_remembered;
+    uint64_t dht_peers;
+    uint64_t publish_rounds, publish_rounds_failed, records_published, records_failed;
+    int64_t last_publish_unix_s; /**< 0: none yet */
+};
+
+/** Counters since start; all 0 before. */
+SKEP_API void skep_node_stats(struct skep_node *node, struct skep_node_stats *out);
+/** False (and *out zeroed) if there is no such index. */
+SKEP_API bool skep_node_expert_stats(struct skep_node *node, size_t index,
+                                     struct skep_expert_stats *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
