@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <skep/status.h>
 
-enum { MP_MAX_DEPTH = 16 };
+enum { MP_MAX_DEPTH = 16 }; /* msgpack-c's own stack holds 32 */
 
 /* Whether data is exactly one well-formed msgpack object, no deeper than MP_MAX_DEPTH, whose
  * declared counts and lengths fit in the bytes that are there. Allocates nothing. */

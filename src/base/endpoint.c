@@ -1,0 +1,302 @@
+/* `host:port`, strictly. What the resolver of the system would guess at (1.2.3, 0x7f.1) is refused
+ * here, so that an endpoint means the same to every reader. */
+#include "base/endpoint.h"
+
+#include <arpa/inet.h>
+#include <ctype.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/error.h"
+#include "base/text.h"
+
+enum {
+    DNS_NAME_CHARS = 253,
+    DNS_LABEL_CHARS = 63,
+};
+
+static skep_status bad(const char *text, const char *why, struct skep_error *err)
+{
+    char quoted[TEXT_QUOTE_BYTES];
+
+    return error_set(err, SKEP_INVALID_ARGUMENT, "endpoint %s: %s",
+                     text_quote(text, strlen(text), quoted), why);
+}
+
+/* What is wrong with the characters of the text as a whole; NULL if nothing is. */
+static const char *check_characters(const char *text)
+{
+    if (text[0] == '\0')
+        return "empty, expected host:port";
+    for (const char *p = text; *p != '\0'; p++) {
+        if (*p == ' ' || *p == '\t')
+            return "contains a space, expected host:port";
+        if (*p == ',')
+            return "contains a comma, expected a single host:port";
+        if (!isascii((unsigned char)*p) || iscntrl((unsigned char)*p))
+            return "contains a character that no host name has, expected host:port";
+    }
+    return NULL;
+}
+
+static const char *parse_port(const char *text, bool any_port, uint16_t *out)
+{
+    unsigned port = 0;
+
+    if (text[0] == '\0')
+        return "port is empty, expected 1 to 65535";
+    if (strcmp(text, "*") == 0 || strcmp(text, "0") == 0) {
+        *out = 0;
+        return any_port ? NULL : "port means \"pick one\", expected 1 to 65535 here";
+    }
+    for (const char *p = text; *p != '\0'; p++) {
+        if (*p < '0' || *p > '9')
+            return "port is not a number, expected 1 to 65535";
+        port = port * 10 + (unsigned)(*p - '0');
+        if (port > UINT16_MAX)
+            return "port is out of range, expected 1 to 65535";
+    }
+    if (text[0] == '0')
+        return "port starts with a zero, expected 1 to 65535";
+    *out = (uint16_t)port;
+    return NULL;
+}
+
+/* An IPv6 address, perhaps with the zone of a link-local one: fe80::1%eth0. */
+static bool is_ipv6(const char *host)
+{
+    char address[INET6_ADDRSTRLEN];
+    struct in6_addr parsed;
+    const char *zone = strchr(host, '%');
+    size_t len = zone != NULL ? (size_t)(zone - host) : strlen(host);
+
+    if (len >= sizeof(address) || (zone != NULL && zone[1] == '\0'))
+        return false;
+    memcpy(address, host, len);
+    address[len] = '\0';
+    return inet_pton(AF_INET6, address, &parsed) == 1;
+}
+
+/* Whether the last label is a number: then the whole must be an IPv4 address, not a name. */
+static bool ends_in_number(const char *host)
+{
+    const char *label = strrchr(host, '.');
+
+    label = label != NULL ? label + 1 : host;
+    if (label[0] == '0' && (label[1] == 'x' || label[1] == 'X'))
+        return label[2 + strspn(label + 2, "0123456789abcdefABCDEF")] == '\0';
+    return label[0] != '\0' && label[strspn(label, "0123456789")] == '\0';
+}
+
+static const char *check_name(const char *host)
+{
+    size_t len = strlen(host);
+    size_t label = 0;
+    struct in_addr v4;
+
+    if (len > DNS_NAME_CHARS)
+        return "host is too long, expected a name of at most 253 characters";
+    if (ends_in_number(host))
+        return inet_pton(AF_INET, host, &v4) == 1
+                   ? NULL
+                   : "host looks like an IPv4 address but is none, expected four numbers of 0 to "
+                     "255";
+    for (size_t i = 0; i < len; i++) {
+        if (host[i] == '.') {
+            if (label == 0)
+                return "host has an empty part between dots";
+            label = 0;
+            continue;
+        }
+        if (!isalnum((unsigned char)host[i]) && host[i] != '-' && host[i] != '_')
+            return "host has a character other than letters, digits, dot, hyphen, underscore";
+        if (++label > DNS_LABEL_CHARS)
+            return "host has a part of more than 63 characters";
+    }
+    return NULL;
+}
+
+/* Cuts text into host and port; NULL, or what is wrong. */
+static const char *split(const char *text, struct endpoint *out, const char **port)
+{
+    bool brackets = text[0] == '[';
+    const char *host = brackets ? text + 1 : text;
+    const char *host_end = brackets ? strchr(host, ']') : strrchr(host, ':');
+
+    if (host_end == NULL)
+        return brackets ? "no ] behind the IPv6 address, expected [address]:port"
+                        : "no port, expected host:port";
+    if (!brackets && memchr(host, ':', (size_t)(host_end - host)) != NULL)
+        return "IPv6 address without brackets, expected [address]:port";
+    if (host_end == host)
+        return "host is empty, expected host:port";
+    *port = brackets ? host_end + 1 : host_end;
+    if (**port != ':')
+        return "no port, expected [address]:port";
+    (*port)++;
+    size_t len = (size_t)(host_end - host);
+    if (len >= sizeof(out->host))
+        return "host is too long, expected a name of at most 253 characters";
+    memcpy(out->host, host, len);
+    if (brackets)
+        return is_ipv6(out->host) ? NULL : "no IPv6 address within the brackets";
+    return check_name(out->host);
+}
+
+skep_status endpoint_parse(struct endpoint *out, const char *text, bool any_port,
+                           struct skep_error *err)
+{
+    struct endpoint e = {0};
+    const char *port = NULL;
+    const char *why = check_characters(text);
+
+    if (why == NULL)
+        why = split(text, &e, &port);
+    if (why == NULL)
+        why = parse_port(port, any_port, &e.port);
+    if (why != NULL)
+        return bad(text, why, err);
+    *out = e;
+    return SKEP_OK;
+}
+
+const char *endpoint_format(const struct endpoint *e, char text[static ENDPOINT_TEXT_BYTES])
+{
+    bool v6 = strchr(e->host, ':') != NULL;
+    char port[8] = "*";
+
+    if (e->port != 0)
+        snprintf(port, sizeof(port), "%u", (unsigned)e->port);
+    snprintf(text, ENDPOINT_TEXT_BYTES, "%s%s%s:%s", v6 ? "[" : "", e->host, v6 ? "]" : "", port);
+    return text;
+}
+
+/* The address of a numeric host without a zone as IPv6, v4 ones mapped; in any spelling that the
+ * system's resolver takes. */
+static bool numeric_host(const char *host, struct in6_addr *out)
+{
+    struct in_addr v4;
+
+    if (inet_pton(AF_INET6, host, out) == 1)
+        return true;
+    if (inet_aton(host, &v4) == 0)
+        return false;
+    *out = (struct in6_addr){.s6_addr = {[10] = 0xff, [11] = 0xff}};
+    memcpy(&out->s6_addr[12], &v4, sizeof(v4));
+    return true;
+}
+
+bool endpoint_equal(const struct endpoint *a, const struct endpoint *b)
+{
+    struct in6_addr x, y;
+
+    if (a->port != b->port)
+        return false;
+    if (numeric_host(a->host, &x) && numeric_host(b->host, &y))
+        return memcmp(&x, &y, sizeof(x)) == 0;
+    return strcasecmp(a->host, b->host) == 0;
+}
+
+bool endpoint_is_loopback(const struct endpoint *e)
+{
+    struct in6_addr a;
+
+    if (strcasecmp(e->host, "localhost") == 0 || strcasecmp(e->host, "localhost.") == 0)
+        return true;
+    if (!numeric_host(e->host, &a))
+        return false;
+    return IN6_IS_ADDR_LOOPBACK(&a) || (IN6_IS_ADDR_V4MAPPED(&a) && a.s6_addr[12] == 127);
+}
+
+bool endpoint_is_unspecified(const struct endpoint *e)
+{
+    static const uint8_t zeros[4];
+    struct in6_addr a;
+
+    if (e->host[0] == '\0')
+        return true;
+    if (!numeric_host(e->host, &a))
+        return false;
+    return IN6_IS_ADDR_UNSPECIFIED(&a) ||
+           (IN6_IS_ADDR_V4MAPPED(&a) && memcmp(&a.s6_addr[12], zeros, sizeof(zeros)) == 0);
+}
+
+bool endpoint_is_usable(const struct endpoint *e)
+{
+    return e->port != 0 && !endpoint_is_unspecified(e);
+}
+
+static int look_up(const struct endpoint *e, int flags, struct addrinfo **list)
+{
+    char port[8];
+    struct addrinfo hints = {
+        .ai_family = AF_UNSPEC,
+        .ai_socktype = SOCK_STREAM,
+        .ai_flags = flags | AI_NUMERICSERV,
+    };
+
+    snprintf(port, sizeof(port), "%u", (unsigned)e->port);
+    return getaddrinfo(e->host, port, &hints, list);
+}
+
+static size_t copy_addresses(const struct addrinfo *list, struct address *out, size_t cap)
+{
+    size_t n = 0;
+
+    for (const struct addrinfo *a = list; a != NULL && n < cap; a = a->ai_next) {
+        if (a->ai_addrlen > sizeof(out[n].sa) ||
+            (a->ai_family != AF_INET && a->ai_family != AF_INET6))
+            continue;
+        out[n] = (struct address){.len = a->ai_addrlen};
+        memcpy(&out[n].sa, a->ai_addr, a->ai_addrlen);
+        n++;
+    }
+    return n;
+}
+
+skep_status endpoint_resolve(const struct endpoint *e, struct address *out, size_t cap,
+                             size_t *count, struct skep_error *err)
+{
+    struct addrinfo *list = NULL;
+
+    *count = 0;
+    if (e->host[0] == '\0') /* getaddrinfo would take it for the local host */
+        return error_set(err, SKEP_UNAVAILABLE, "host \"\": empty, expected a name or address");
+    int result = look_up(e, 0, &list);
+    if (result != 0)
+        return error_set(err, SKEP_UNAVAILABLE, "host \"%s\": cannot resolve: %s", e->host,
+                         gai_strerror(result));
+    *count = copy_addresses(list, out, cap);
+    freeaddrinfo(list);
+    if (*count == 0)
+        return error_set(err, SKEP_UNAVAILABLE, "host \"%s\": has no IPv4 or IPv6 address",
+                         e->host);
+    return SKEP_OK;
+}
+
+bool endpoint_to_address(const struct endpoint *e, struct address *out)
+{
+    struct addrinfo *list = NULL;
+
+    if (e->host[0] == '\0' || look_up(e, AI_NUMERICHOST, &list) != 0)
+        return false;
+    bool found = copy_addresses(list, out, 1) == 1;
+    freeaddrinfo(list);
+    return found;
+}
+
+void endpoint_from_address(struct endpoint *out, const struct sockaddr *sa)
+{
+    socklen_t len =
+        sa->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+
+    *out = (struct endpoint){0};
+    if (sa->sa_family != AF_INET && sa->sa_family != AF_INET6)
+        return;
+    if (getnameinfo(sa, len, out->host, sizeof(out->host), NULL, 0, NI_NUMERICHOST) != 0)
+        out->host[0] = '\0';
+    out->port = ntohs(sa->sa_family == AF_INET6 ? ((const struct sockaddr_in6 *)sa)->sin6_port
+                                                : ((const struct sockaddr_in *)sa)->sin_port);
+}

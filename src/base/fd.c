@@ -1,0 +1,67 @@
+/* Descriptors kept out of the way of select(2). */
+#include "base/fd.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/log.h"
+
+int fd_move_high(int fd)
+{
+    static struct log_gate gate;
+    unsigned long suppressed;
+
+    if (fd < 0)
+        return fd;
+    if (fd >= FD_LOW_LIMIT) {
+        fcntl(fd, F_SETFD, FD_CLOEXEC);
+        return fd;
+    }
+    int high = fcntl(fd, F_DUPFD_CLOEXEC, FD_LOW_LIMIT);
+    if (high >= 0) {
+        close(fd);
+        return high;
+    }
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    if (log_gate_open(&gate, 60000, &suppressed))
+        log_warn("descriptor %d stays below %d: %s (limit on open files too low?)", fd,
+                 FD_LOW_LIMIT, strerror(errno));
+    return fd;
+}
+
+unsigned long fd_raise_limit(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
+        return 0;
+    if (limit.rlim_cur < limit.rlim_max) {
+        struct rlimit raised = {.rlim_cur = limit.rlim_max, .rlim_max = limit.rlim_max};
+        if (setrlimit(RLIMIT_NOFILE, &raised) == 0)
+            return (unsigned long)raised.rlim_cur;
+    }
+    return (unsigned long)limit.rlim_cur;
+}
+
+skep_status fd_check_low_free(int needed, struct skep_error *err)
+{
+    struct rlimit limit;
+    int usable = FD_LOW_LIMIT;
+    int found = 0;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < FD_LOW_LIMIT)
+        usable = (int)limit.rlim_cur;
+    for (int fd = 0; fd < usable && found < needed; fd++)
+        if (fcntl(fd, F_GETFD) == -1 && errno == EBADF)
+            found++;
+    if (found >= needed)
+        return SKEP_OK;
+    return error_set(err, SKEP_RESOURCE_EXHAUSTED,
+                     "file descriptors: %d free below %d, expected at least %d (the DHT waits in "
+                     "select and needs low numbers)",
+                     found, usable, needed);
+}

@@ -1,0 +1,77 @@
+/* UTF-8 and quoting. */
+#include "base/text.h"
+
+#include <stdint.h>
+#include <string.h>
+
+size_t text_utf8_length(const char *text, size_t len)
+{
+    const uint8_t *p = (const uint8_t *)text;
+
+    if (len == 0)
+        return 0;
+    if (p[0] < 0x80)
+        return 1;
+    size_t n = p[0] >= 0xf0 ? 4 : p[0] >= 0xe0 ? 3 : 2;
+    if (p[0] < 0xc2 || p[0] > 0xf4 || n > len)
+        return 0;
+    for (size_t i = 1; i < n; i++)
+        if ((p[i] & 0xc0) != 0x80)
+            return 0;
+    /* Overlong, surrogate and too large numbers all show in the second byte. */
+    if ((p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xed && p[1] > 0x9f) ||
+        (p[0] == 0xf0 && p[1] < 0x90) || (p[0] == 0xf4 && p[1] > 0x8f))
+        return 0;
+    return n;
+}
+
+bool text_is_utf8(const char *text, size_t len)
+{
+    for (size_t i = 0; i < len;) {
+        size_t n = text_utf8_length(text + i, len - i);
+        if (n == 0)
+            return false;
+        i += n;
+    }
+    return true;
+}
+
+/* Whether the n byte character at p would do something to a terminal other than show. */
+static bool is_control(const uint8_t *p, size_t n)
+{
+    return (n == 1 && (p[0] < 0x20 || p[0] == 0x7f)) || (n == 2 && p[0] == 0xc2 && p[1] < 0xa0);
+}
+
+const char *text_quote(const char *text, size_t len, char out[static TEXT_QUOTE_BYTES])
+{
+    static const char hex[] = "0123456789abcdef";
+    const size_t room = TEXT_QUOTE_BYTES - sizeof("...\"");
+    size_t used = 0;
+    size_t i = 0;
+
+    out[used++] = '"';
+    while (i < len) {
+        size_t n = text_utf8_length(text + i, len - i);
+        bool plain =
+            n > 0 && !is_control((const uint8_t *)text + i, n) && text[i] != '"' && text[i] != '\\';
+        size_t taken = n > 0 && plain ? n : 1;
+        if (used + (plain ? taken : 4) > room)
+            break;
+        if (plain) {
+            memcpy(out + used, text + i, taken);
+            used += taken;
+        } else {
+            uint8_t byte = (uint8_t)text[i];
+            memcpy(out + used, (char[4]){'\\', 'x', hex[byte >> 4], hex[byte & 15]}, 4);
+            used += 4;
+        }
+        i += taken;
+    }
+    if (i < len) {
+        memcpy(out + used, "...", 3);
+        used += 3;
+    }
+    out[used++] = '"';
+    out[used] = '\0';
+    return out;
+}

@@ -1,0 +1,22 @@
+/* Text from strangers: UTF-8 checks, and quoting for messages. */
+#ifndef SKEP_BASE_TEXT_H
+#define SKEP_BASE_TEXT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Length of the well-formed UTF-8 character at text (1 to 4); 0 if there is none. Overlong forms,
+ * surrogates and numbers above U+10FFFF are not well-formed. */
+size_t text_utf8_length(const char *text, size_t len);
+bool text_is_utf8(const char *text, size_t len);
+
+enum { TEXT_QUOTE_BYTES = 120 };
+
+/*
+ * The text in double quotes for a message: control characters and stray bytes as \xNN, so that no
+ * line of a log can be forged or a terminal driven; cut, with "..." inside, where it is long.
+ * Returns out.
+ */
+const char *text_quote(const char *text, size_t len, char out[static TEXT_QUOTE_BYTES]);
+
+#endif
