@@ -182,7 +182,7 @@ const msgpack_object *mp_get(const msgpack_object *map, const char *key)
     for (uint32_t i = 0; i < map->via.map.size; i++) {
         const msgpack_object_kv *kv = &map->via.map.ptr[i];
         if (kv->key.type == MSGPACK_OBJECT_STR && kv->key.via.str.size == len &&
-            memcmp(kv->key.via.str.ptr, key, len) == 0)
+            (len == 0 || memcmp(kv->key.via.str.ptr, key, len) == 0))
             return &kv->val;
     }
     return NULL;
@@ -243,9 +243,10 @@ bool mp_str(const msgpack_object *o, char *out, size_t cap)
     if (o == NULL || o->type != MSGPACK_OBJECT_STR)
         return false;
     size_t len = o->via.str.size;
-    if (len >= cap || memchr(o->via.str.ptr, 0, len) != NULL)
+    if (len >= cap || (len > 0 && memchr(o->via.str.ptr, 0, len) != NULL))
         return false;
-    memcpy(out, o->via.str.ptr, len);
+    if (len > 0) /* msgpack-c gives NULL for an empty string */
+        memcpy(out, o->via.str.ptr, len);
     out[len] = '\0';
     return true;
 }
@@ -254,7 +255,8 @@ bool mp_bin(const msgpack_object *o, const uint8_t **data, size_t *len)
 {
     if (o == NULL || o->type != MSGPACK_OBJECT_BIN)
         return false;
-    *data = (const uint8_t *)o->via.bin.ptr;
+    /* msgpack-c gives NULL for an empty one, which memcpy and its kind must not see. */
+    *data = (const uint8_t *)(o->via.bin.size > 0 ? o->via.bin.ptr : "");
     *len = o->via.bin.size;
     return true;
 }

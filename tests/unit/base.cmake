@@ -1,3 +1,6 @@
 skep_unit_test(test_bytes MODULES base)
 skep_unit_test(test_error MODULES base)
 skep_unit_test(test_tensor MODULES base)
+skep_unit_test(test_mp MODULES base)
+skep_unit_test(test_endpoint MODULES base)
+skep_unit_test(test_fd MODULES base)

@@ -1,0 +1,2 @@
+skep_fuzz_target(fuzz_mp MODULES base)
+skep_fuzz_target(fuzz_endpoint MODULES base)
