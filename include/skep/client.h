@@ -1,0 +1,257 @@
+/**
+ * @file skep/client.h
+ * The client: joins a swarm as a peer of its own, finds experts by UID and calls them.
+ *
+ * Everything here may be called from any thread at any time, except where it says otherwise.
+ * Callbacks run on one of the client's threads with no lock held; they must not block, and may
+ * start further calls.
+ */
+#ifndef SKEP_CLIENT_H
+#define SKEP_CLIENT_H
+
+#include <skep/expert.h>
+#include <skep/status.h>
+#include <skep/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** A peer id as text: 64 hex digits and NUL. */
+#define SKEP_PEER_ID_TEXT_BYTES 65
+/** An endpoint as text: "host:port" or "[v6]:port" and NUL. */
+#define SKEP_ENDPOINT_TEXT_BYTES 266
+/** The longest UID, with NUL. */
+#define SKEP_UID_BYTES 256
+/** A request id: random bytes that name one backward call. */
+#define SKEP_REQUEST_ID_BYTES 16
+
+struct skep_client;
+struct skep_remote_expert;
+struct skep_call;
+
+/** Settings of a client. Fill with skep_client_options_init(), then change what differs. */
+struct skep_client_options {
+    size_t size;                /**< sizeof of this struct, set by _init. */
+    const char *swarm;          /**< name; default "skep" */
+    const char *swarm_key_path; /**< key file of a private swarm; NULL (default): public */
+    const char *identity_path;  /**< key file, made if absent; NULL (default): a new identity */
+    const char *const *initial_peers; /**< "host:port" of DHT peers */
+    size_t initial_peer_count;        /**< 0: only skep_client_expert_at() can reach anyone */
+    const char *dht_listen;           /**< UDP "host:port"; default "0.0.0.0:*", or loopback if all
+                                           initial peers are */
+    bool no_dht;                      /**< do not join; skep_client_expert_at() only */
+    bool insecure_plaintext;          /**< no encryption; peers must have asked for it too */
+    uint32_t timeout_ms;              /**< of a call that gives none; default 30,000 */
+    uint32_t max_in_flight;           /**< calls at once; default 4096 */
+    uint64_t max_message_bytes;       /**< tensors of one message; default 1 GiB */
+};
+
+SKEP_API void skep_client_options_init(struct skep_client_options *options);
+
+/**
+ * Starts a client. Its DHT socket is opened at once; joining goes on in the background, see
+ * skep_client_wait_joined(). OpenDHT can only use descriptors below 1024: create the client before
+ * opening many files.
+ * @param options  borrowed for the call.
+ * @param out      owned: skep_client_free(). NULL on failure.
+ * @return SKEP_INVALID_ARGUMENT naming the option that is wrong; SKEP_NOT_FOUND,
+ *         SKEP_PERMISSION_DENIED or SKEP_DATA_LOSS for key files; SKEP_FAILED_PRECONDITION if the
+ * DHT port is in use; SKEP_RESOURCE_EXHAUSTED if memory or descriptors are short.
+ */
+SKEP_API SKEP_MUST_CHECK skep_status skep_client_new(const struct skep_client_options *options,
+                                                     struct skep_client **out,
+                                                     struct skep_error *err);
+
+/**
+ * Cancels all calls, leaves the swarm and frees. Remote experts and calls must have been freed
+ * before. Blocks for at most a few seconds. Not from a callback. NULL is allowed.
+ */
+SKEP_API void skep_client_free(struct skep_client *client);
+
+/**
+ * Waits until a DHT peer has answered.
+ * @return SKEP_DEADLINE_EXCEEDED, naming the peers tried, if none did in time. Joining goes on.
+ */
+SKEP_API SKEP_MUST_CHECK skep_status skep_client_wait_joined(struct skep_client *client,
+                                                             uint32_t timeout_ms,
+                                                             struct skep_error *err);
+
+/** How many DHT peers are known to answer. */
+SKEP_API unsigned skep_client_peer_count(struct skep_client *client);
+
+/** This client's own peer id. View of the client. */
+SKEP_API const char *skep_client_peer_id(const struct skep_client *client);
+
+/**
+ * Looks an expert up.
+ * @param uid         borrowed.
+ * @param timeout_ms  0: the client's default.
+ * @param out         owned: skep_remote_expert_free(). NULL on failure.
+ * @return SKEP_NOT_FOUND: peers were asked and nobody serves it; SKEP_UNAVAILABLE: no peer could be
+ *         asked; SKEP_DEADLINE_EXCEEDED; SKEP_INVALID_ARGUMENT: not a UID (which part is said).
+ */
+SKEP_API SKEP_MUST_CHECK skep_status skep_client_find(struct skep_client *client, const char *uid,
+                                                      uint32_t timeout_ms,
+                                                      struct skep_remote_expert **out,
+                                                      struct skep_error *err);
+
+/**
+ * Looks many experts up at once; much faster than one by one.
+ * @param experts   `count` entries, in the order of uids: owned, or NULL where not found.
+ * @param statuses  `count` entries as skep_client_find() would return; may be NULL.
+ * @return SKEP_OK if every UID was found or is certainly absent; otherwise the first other status.
+ *         Entries are written in either case.
+ */
+SKEP_API SKEP_MUST_CHECK skep_status skep_client_find_many(
+    struct skep_client *client, const char *const *uids, size_t count, uint32_t timeout_ms,
+    struct skep_remote_expert **experts, skep_status *statuses, struct skep_error *err);
+
+/**
+ * An expert at a known endpoint, without the DHT.
+ * @param endpoint  "host:port". Borrowed.
+ * @param peer_id   64 hex digits of who must answer; NULL: whoever does (encrypted, but not
+ *                  authenticated against anyone in particular). Borrowed.
+ */
+SKEP_API SKEP_MUST_CHECK skep_status skep_client_expert_at(struct skep_client *client,
+                                                           const char *uid, const char *endpoint,
+                                                           const char *peer_id,
+                                                           struct skep_remote_expert **out,
+                                                           struct skep_error *err);
+
+/** Frees it; calls on it that are under way go on. NULL is allowed. */
+SKEP_API void skep_remote_expert_free(struct skep_remote_expert *expert);
+
+/** Its UID. View of the expert. */
+SKEP_API const char *skep_remote_expert_uid(const struct skep_remote_expert *expert);
+
+/** One node that serves an expert. */
+struct skep_provider {
+    char peer_id[SKEP_PEER_ID_TEXT_BYTES];   /**< "" if unknown */
+    char endpoint[SKEP_ENDPOINT_TEXT_BYTES]; /**< the first of its endpoints */
+    char cls[SKEP_EXPERT_NAME_BYTES];        /**< class, as published */
+    int64_t expires_at;                      /**< Unix seconds of the record; 0: no record */
+};
+
+/** The nodes that serve it, freshest first, as last looked up. Returns how many there are (which
+ * may be more than cap). */
+SKEP_API size_t skep_remote_expert_providers(const struct skep_remote_expert *expert,
+                                             struct skep_provider *out, size_t cap);
+
+/** What a node says of one of its experts. */
+struct skep_expert_info {
+    char uid[SKEP_UID_BYTES];
+    char cls[SKEP_EXPERT_NAME_BYTES];
+    char precision[SKEP_EXPERT_NAME_BYTES]; /**< of its compute: "float32" */
+    char peer_id[SKEP_PEER_ID_TEXT_BYTES];
+    struct skep_expert_schema schema;
+    uint64_t parameter_count;
+    uint64_t update_count; /**< optimizer steps taken */
+    int64_t max_batch_size;
+    uint64_t queued_tasks;
+    double examples_per_second;
+};
+
+/** Asks for it. Fails over like a forward call. Errors as skep_remote_expert_forward(). */
+SKEP_API SKEP_MUST_CHECK skep_status skep_remote_expert_info(struct skep_remote_expert *expert,
+                                                             uint32_t timeout_ms,
+                                                             struct skep_expert_info *out,
+                                                             struct skep_error *err);
+
+/** Settings of one call; all zero: the defaults. */
+struct skep_call_options {
+    uint32_t
+        timeout_ms; /**< for the whole call, look-ups and fail-over included; 0: the client's */
+    /**
+     * Of a backward call: 16 bytes, borrowed for the call; NULL: random ones. A node that has
+     * already carried out a backward with this id from this client answers with the remembered
+     * outcome and does not step again: so a caller may repeat a call whose outcome is unknown, at
+     * the same node.
+     */
+    const uint8_t *request_id;
+};
+
+/**
+ * Forward pass, waiting.
+ * @param inputs   `count` tensors as the expert's schema says, dimension 0 being the batch.
+ * Borrowed.
+ * @param outputs  `output_cap` entries; on success the first *output_count are owned
+ *                 (skep_tensor_free()). Untouched on failure.
+ * @param options  NULL: defaults.
+ * @return SKEP_INVALID_ARGUMENT: tensors do not fit the schema, or the limits; SKEP_NOT_FOUND:
+ * nobody serves it any more; SKEP_UNAVAILABLE: no node that serves it could be reached;
+ *         SKEP_UNAUTHENTICATED: only nodes with a wrong identity answered;
+ *         SKEP_RESOURCE_EXHAUSTED: queues are full, try again after err->retry_after_ms;
+ *         SKEP_DEADLINE_EXCEEDED; SKEP_CANCELLED: the client was freed; or what the expert
+ * answered. A node that cannot be reached, is lost or too busy is replaced by the next that serves
+ * the UID, within the timeout.
+ */
+SKEP_API SKEP_MUST_CHECK skep_status skep_remote_expert_forward(
+    struct skep_remote_expert *expert, const DLTensor *const *inputs, size_t count,
+    const struct skep_call_options *options, DLManagedTensor **outputs, size_t output_cap,
+    size_t *output_count, struct skep_error *err);
+
+/**
+ * Backward pass, waiting: the node runs forward again, returns the gradients of the inputs and
+ * takes one optimizer step.
+ * @param inputs        as for forward. Borrowed.
+ * @param grad_outputs  gradients of the loss for each output. Borrowed.
+ * @param grad_inputs   as `outputs` of forward.
+ * @return as forward, with one difference: a call whose node was lost after the request had been
+ * sent is not tried elsewhere but ends SKEP_UNAVAILABLE (or SKEP_DEADLINE_EXCEEDED) with
+ *         err->outcome_unknown set.
+ */
+SKEP_API SKEP_MUST_CHECK skep_status skep_remote_expert_backward(
+    struct skep_remote_expert *expert, const DLTensor *const *inputs, size_t input_count,
+    const DLTensor *const *grad_outputs, size_t grad_count, const struct skep_call_options *options,
+    DLManagedTensor **grad_inputs, size_t grad_cap, size_t *grad_input_count,
+    struct skep_error *err);
+
+/** Runs once when a call has ended. The call stays owned by who started it; `arg` as given. */
+typedef void (*skep_call_fn)(struct skep_call *call, void *arg);
+
+/**
+ * Starts a forward call and returns at once.
+ * @param inputs  the structures are copied, their data are borrowed until the call has ended.
+ * @param done    may be NULL (then wait with skep_call_wait()). May run before this returns.
+ * @param out     owned: skep_call_free(). Written before done can run.
+ * @return other than SKEP_OK: nothing was started, done will not run. SKEP_RESOURCE_EXHAUSTED if
+ *         max_in_flight calls are under way; SKEP_INVALID_ARGUMENT for unusable tensors.
+ */
+SKEP_API SKEP_MUST_CHECK skep_status skep_remote_expert_forward_start(
+    struct skep_remote_expert *expert, const DLTensor *const *inputs, size_t count,
+    const struct skep_call_options *options, skep_call_fn done, void *arg, struct skep_call **out,
+    struct skep_error *err);
+
+/** Starts a backward call; as skep_remote_expert_forward_start(). */
+SKEP_API SKEP_MUST_CHECK skep_status skep_remote_expert_backward_start(
+    struct skep_remote_expert *expert, const DLTensor *const *inputs, size_t input_count,
+    const DLTensor *const *grad_outputs, size_t grad_count, const struct skep_call_options *options,
+    skep_call_fn done, void *arg, struct skep_call **out, struct skep_error *err);
+
+/** Waits for a call's end. False if the timeout came first. Not from a callback. */
+SKEP_API bool skep_call_wait(struct skep_call *call, uint32_t timeout_ms);
+
+/**
+ * The result of a call that has ended; its tensors can be taken once.
+ * @return the call's status, as the waiting functions; SKEP_FAILED_PRECONDITION if it has not
+ * ended.
+ */
+SKEP_API SKEP_MUST_CHECK skep_status skep_call_result(struct skep_call *call,
+                                                      DLManagedTensor **outputs, size_t output_cap,
+                                                      size_t *output_count, struct skep_error *err);
+
+/** The peer id (hex) of the node that answered; "" if none has. View of the call, after its end. */
+SKEP_API const char *skep_call_peer_id(const struct skep_call *call);
+
+/** Asks for its end; done still runs, once. The node is told that the work is not needed. */
+SKEP_API void skep_call_cancel(struct skep_call *call);
+
+/** Frees a call. One that has not ended is cancelled and waited for. NULL is allowed. From within
+ * its own `done` it may be called. */
+SKEP_API void skep_call_free(struct skep_call *call);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

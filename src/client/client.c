@@ -1,0 +1,298 @@
+/* The client's life, and looking experts up. */
+#include "client/client_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/fd.h"
+
+enum {
+    DEFAULT_TIMEOUT_MS = 30000,
+    DEFAULT_MAX_IN_FLIGHT = 4096,
+    MAX_CONNECTIONS = 1024,
+    CONNECT_TIMEOUT_MS = 5000,
+    CONNECTION_IDLE_MS = 60000,
+    LEAVE_TIMEOUT_MS = 3000,
+};
+
+void skep_client_options_init(struct skep_client_options *options)
+{
+    *options = (struct skep_client_options){
+        .size = sizeof(*options),
+        .swarm = "skep",
+        .timeout_ms = DEFAULT_TIMEOUT_MS,
+        .max_in_flight = DEFAULT_MAX_IN_FLIGHT,
+        .max_message_bytes = message_default_limits.max_message_bytes,
+    };
+}
+
+/* Loopback if all initial peers are: then the swarm is on this machine, and so are we. */
+static bool all_peers_are_loopback(const struct skep_client_options *options)
+{
+    for (size_t i = 0; i < options->initial_peer_count; i++) {
+        struct endpoint peer;
+        if (endpoint_parse(&peer, options->initial_peers[i], false, NULL) != SKEP_OK ||
+            !endpoint_is_loopback(&peer))
+            return false;
+    }
+    return options->initial_peer_count > 0;
+}
+
+static skep_status load_keys(struct skep_client *client, const struct skep_client_options *options,
+                             struct skep_error *err)
+{
+    skep_status rc = identity_system_init(err);
+
+    if (rc == SKEP_OK)
+        rc = options->identity_path != NULL
+                 ? identity_load_or_create(&client->identity, options->identity_path, err)
+                 : identity_generate(&client->identity, err);
+    if (rc == SKEP_OK && options->swarm_key_path != NULL) {
+        rc = swarm_key_load(&client->key, options->swarm_key_path, err);
+        client->has_key = rc == SKEP_OK;
+    }
+    peer_id_hex(client->identity.peer_id, client->peer_id);
+    return rc;
+}
+
+static skep_status join(struct skep_client *client, const struct skep_client_options *options,
+                        struct skep_error *err)
+{
+    const char *listen = options->dht_listen;
+    struct swarm_config config = {
+        .name = client->swarm_name,
+        .key = client->has_key ? &client->key : NULL,
+        .identity = &client->identity,
+        .initial_peers = options->initial_peers,
+        .initial_peer_count = options->initial_peer_count,
+    };
+
+    if (listen == NULL)
+        listen = all_peers_are_loopback(options) ? "127.0.0.1:*" : "0.0.0.0:*";
+    skep_status rc = endpoint_parse(&config.dht_listen, listen, true, err);
+    if (rc != SKEP_OK) {
+        error_prefix(err, "dht_listen");
+        return rc;
+    }
+    return swarm_join(&config, &client->swarm, err);
+}
+
+static skep_status open_pool(struct skep_client *client, const struct skep_client_options *options,
+                             struct skep_error *err)
+{
+    struct pool_config config = {
+        .identity = &client->identity,
+        .psk = client->has_key ? client->key.psk : NULL,
+        .plaintext = options->insecure_plaintext,
+        .swarm = client->swarm_name,
+        .limits = session_default_limits,
+        .max_connections = MAX_CONNECTIONS,
+        .connect_timeout_ms = CONNECT_TIMEOUT_MS,
+        .idle_timeout_ms = CONNECTION_IDLE_MS,
+    };
+
+    config.limits.message.max_message_bytes = options->max_message_bytes;
+    return pool_new(&config, &client->pool, err);
+}
+
+skep_status skep_client_new(const struct skep_client_options *options, struct skep_client **out,
+                            struct skep_error *err)
+{
+    skep_status rc;
+    struct skep_client *client = mem_calloc(1, sizeof(*client));
+
+    *out = NULL;
+    if (client == NULL)
+        return error_no_memory(err, "client", sizeof(*client));
+    pthread_mutex_init(&client->lock, NULL);
+    client->plaintext = options->insecure_plaintext;
+    client->timeout_ms = options->timeout_ms != 0 ? options->timeout_ms : DEFAULT_TIMEOUT_MS;
+    client->max_in_flight =
+        options->max_in_flight != 0 ? options->max_in_flight : DEFAULT_MAX_IN_FLIGHT;
+    client->swarm_name = mem_strdup(options->swarm != NULL ? options->swarm : "skep");
+    if (client->swarm_name == NULL) {
+        rc = error_no_memory(err, "client", strlen(options->swarm));
+        goto out;
+    }
+    fd_raise_limit();
+    rc = load_keys(client, options, err);
+    /* The DHT comes before any other socket: OpenDHT needs the low descriptors. */
+    if (rc == SKEP_OK && !options->no_dht)
+        rc = join(client, options, err);
+    if (rc == SKEP_OK)
+        rc = open_pool(client, options, err);
+    if (rc == SKEP_OK) {
+        *out = client;
+        client = NULL;
+    }
+
+out:
+    skep_client_free(client);
+    return rc;
+}
+
+void skep_client_free(struct skep_client *client)
+{
+    if (client == NULL)
+        return;
+    pool_free(client->pool);
+    swarm_leave(client->swarm, clock_deadline_us(LEAVE_TIMEOUT_MS));
+    identity_wipe(&client->identity);
+    swarm_key_wipe(&client->key);
+    pthread_mutex_destroy(&client->lock);
+    mem_free(client->swarm_name);
+    mem_free(client);
+}
+
+static skep_status no_dht(struct skep_error *err)
+{
+    return error_set(err, SKEP_FAILED_PRECONDITION,
+                     "client: started without the DHT, so nothing can be looked up");
+}
+
+skep_status skep_client_wait_joined(struct skep_client *client, uint32_t timeout_ms,
+                                    struct skep_error *err)
+{
+    if (client->swarm == NULL)
+        return no_dht(err);
+    if (swarm_wait_joined(client->swarm, clock_deadline_us(timeout_ms)))
+        return SKEP_OK;
+    return error_set(err, SKEP_DEADLINE_EXCEEDED,
+                     "swarm %s: no DHT peer answered within %u ms; still trying",
+                     client->swarm_name, timeout_ms);
+}
+
+unsigned skep_client_peer_count(struct skep_client *client)
+{
+    return client->swarm != NULL ? swarm_peer_count(client->swarm) : 0;
+}
+
+const char *skep_client_peer_id(const struct skep_client *client)
+{
+    return client->peer_id;
+}
+
+skep_status lookup_error(struct skep_error *err, skep_status status, const char *uid,
+                         const struct skep_client *client)
+{
+    switch (status) {
+    case SKEP_OK:
+        return SKEP_OK;
+    case SKEP_NOT_FOUND:
+        return error_set(err, status, "expert %s: no node of swarm %s serves it", uid,
+                         client->swarm_name);
+    case SKEP_UNAVAILABLE:
+        return error_set(err, status,
+                         "expert %s: cannot look it up: no DHT peer of swarm %s answers", uid,
+                         client->swarm_name);
+    case SKEP_DEADLINE_EXCEEDED:
+        return error_set(err, status, "expert %s: no answer from the DHT in time", uid);
+    default:
+        return error_set(err, status, "expert %s: look-up failed: %s", uid,
+                         skep_status_text(status));
+    }
+}
+
+/* Turns the results into experts; the first failure that is not "absent" becomes the result. */
+static skep_status collect(struct skep_client *client, const char *const *uids, size_t count,
+                           const struct lookup_result *results, struct skep_remote_expert **experts,
+                           skep_status *statuses, struct skep_error *err)
+{
+    skep_status rc = SKEP_OK;
+
+    for (size_t i = 0; i < count; i++) {
+        struct skep_error one = {0};
+        skep_status status = results[i].status;
+        if (status == SKEP_OK)
+            status = remote_expert_new(client, uids[i], results[i].providers,
+                                       results[i].provider_count, &experts[i], &one);
+        else
+            lookup_error(&one, status, uids[i], client);
+        if (statuses != NULL)
+            statuses[i] = status;
+        if (status != SKEP_OK && status != SKEP_NOT_FOUND && rc == SKEP_OK) {
+            rc = status;
+            if (err != NULL)
+                *err = one;
+        }
+    }
+    return rc;
+}
+
+/* More UIDs than this at once are looked up in several rounds: an answer takes 20 KB. */
+enum { FIND_ROUND = 1024 };
+
+skep_status skep_client_find_many(struct skep_client *client, const char *const *uids, size_t count,
+                                  uint32_t timeout_ms, struct skep_remote_expert **experts,
+                                  skep_status *statuses, struct skep_error *err)
+{
+    uint64_t deadline_us = clock_deadline_us(timeout_ms != 0 ? timeout_ms : client->timeout_ms);
+    size_t round = count < FIND_ROUND ? count : FIND_ROUND;
+    struct lookup_result *results = NULL;
+    skep_status rc = SKEP_OK;
+
+    for (size_t i = 0; i < count; i++) {
+        experts[i] = NULL;
+        if (statuses != NULL)
+            statuses[i] = SKEP_UNAVAILABLE;
+    }
+    if (client->swarm == NULL)
+        return no_dht(err);
+    results = mem_calloc(round, sizeof(*results));
+    if (results == NULL)
+        return error_no_memory(err, "look-up", round * sizeof(*results));
+    for (size_t first = 0; first < count; first += round) {
+        size_t n = count - first < round ? count - first : round;
+        skep_status one = directory_get_wait(swarm_directory(client->swarm), uids + first, n, 0,
+                                             deadline_us, results, rc == SKEP_OK ? err : NULL);
+        if (one == SKEP_OK)
+            one = collect(client, uids + first, n, results, experts + first,
+                          statuses != NULL ? statuses + first : NULL, rc == SKEP_OK ? err : NULL);
+        if (rc == SKEP_OK)
+            rc = one;
+    }
+    mem_free(results);
+    return rc;
+}
+
+skep_status skep_client_find(struct skep_client *client, const char *uid, uint32_t timeout_ms,
+                             struct skep_remote_expert **out, struct skep_error *err)
+{
+    struct uid parsed;
+    skep_status status = SKEP_OK;
+
+    *out = NULL;
+    skep_status rc = uid_parse(&parsed, uid, err);
+    if (rc != SKEP_OK)
+        return rc;
+    rc = skep_client_find_many(client, &uid, 1, timeout_ms, out, &status, err);
+    if (rc == SKEP_OK && status != SKEP_OK)
+        rc = lookup_error(err, status, uid, client);
+    return rc;
+}
+
+skep_status skep_client_expert_at(struct skep_client *client, const char *uid, const char *endpoint,
+                                  const char *peer_id, struct skep_remote_expert **out,
+                                  struct skep_error *err)
+{
+    struct uid parsed;
+    struct provider provider = {.endpoint_count = 1};
+
+    *out = NULL;
+    skep_status rc = uid_parse(&parsed, uid, err);
+    if (rc == SKEP_OK)
+        rc = endpoint_parse(&provider.endpoints[0], endpoint, false, err);
+    if (rc == SKEP_OK && peer_id != NULL && !peer_id_parse(provider.peer_id, peer_id))
+        rc = error_set(err, SKEP_INVALID_ARGUMENT, "peer id \"%.80s\": expected 64 hex digits",
+                       peer_id);
+    if (rc == SKEP_OK)
+        rc = remote_expert_new(client, uid, &provider, 1, out, err);
+    if (rc == SKEP_OK) {
+        (*out)->fixed = true;
+        (*out)->any_peer = peer_id == NULL;
+    }
+    return rc;
+}

@@ -1,0 +1,86 @@
+/*
+ * What the client's files share. Lock order: call, then expert, then client; none is held while a
+ * callback of the user's runs, nor while the directory or the pool is called, except where said.
+ */
+#ifndef SKEP_CLIENT_INTERNAL_H
+#define SKEP_CLIENT_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <skep/client.h>
+#include "base/bytes.h"
+#include "client/avoid.h"
+#include "crypto/identity.h"
+#include "crypto/swarm_key.h"
+#include "dht/swarm.h"
+#include "net/pool.h"
+
+struct skep_client {
+    struct identity identity;
+    char peer_id[PEER_ID_HEX_BYTES];
+    struct swarm_key key;
+    bool has_key;
+    bool plaintext;
+    char *swarm_name; /* owned: mem_free() */
+    uint32_t timeout_ms;
+    uint32_t max_in_flight;
+    struct swarm *swarm; /* owned: swarm_leave(); NULL without DHT */
+    struct pool *pool;   /* owned: pool_free() */
+
+    pthread_mutex_t lock; /* guards in_flight and avoid */
+    uint32_t in_flight;
+    struct avoid avoid;
+};
+
+/* A list of providers that is replaced as a whole. */
+struct provider_list {
+    struct provider *items; /* owned: mem_free() */
+    size_t count;
+};
+
+struct skep_remote_expert {
+    atomic_uint refs; /* the user's and one for each call under way */
+    struct skep_client *client;
+    char uid[UID_BYTES];
+    bool fixed;           /* from skep_client_expert_at(): never looked up */
+    bool any_peer;        /* fixed, and whoever answers will do */
+    pthread_mutex_t lock; /* guards providers */
+    struct provider_list providers;
+};
+
+/* Copies a list; false if memory is short (*out is empty then). */
+bool provider_list_copy(struct provider_list *out, const struct provider *items, size_t count);
+
+/* A new expert with one reference. SKEP_RESOURCE_EXHAUSTED if memory is short. */
+skep_status remote_expert_new(struct skep_client *client, const char *uid,
+                              const struct provider *providers, size_t count,
+                              struct skep_remote_expert **out, struct skep_error *err);
+void remote_expert_ref(struct skep_remote_expert *expert);
+void remote_expert_unref(struct skep_remote_expert *expert);
+/* Providers whose records have not expired, copied; false if memory is short. */
+bool remote_expert_snapshot(struct skep_remote_expert *expert, struct provider_list *out);
+/* Replaces what is known. A failed allocation leaves the old list. */
+void remote_expert_update(struct skep_remote_expert *expert, const struct provider *providers,
+                          size_t count);
+
+/* Sets err as a lookup's status means for one UID. */
+skep_status lookup_error(struct skep_error *err, skep_status status, const char *uid,
+                         const struct skep_client *client);
+
+/* What to call; used by forward, backward and info. */
+struct call_request {
+    const char *method;
+    bool changes_weights; /* never sent twice, see skep_error.outcome_unknown */
+    const uint8_t *request_id;
+    const DLTensor *const *tensors; /* inputs, then gradients */
+    size_t tensor_count;
+    uint32_t timeout_ms;
+};
+skep_status call_start(struct skep_remote_expert *expert, const struct call_request *request,
+                       skep_call_fn done, void *arg, struct skep_call **out,
+                       struct skep_error *err);
+/* The `result` field of the reply. View of the call, after its end. */
+const struct bytes *call_result_bytes(const struct skep_call *call);
+
+#endif

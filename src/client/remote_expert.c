@@ -1,0 +1,118 @@
+/* Remote experts: a UID and the nodes that serve it, as last looked up. */
+#include "client/client_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/error.h"
+
+bool provider_list_copy(struct provider_list *out, const struct provider *items, size_t count)
+{
+    *out = (struct provider_list){0};
+    if (count == 0)
+        return true;
+    out->items = mem_alloc(count * sizeof(*items));
+    if (out->items == NULL)
+        return false;
+    memcpy(out->items, items, count * sizeof(*items));
+    out->count = count;
+    return true;
+}
+
+skep_status remote_expert_new(struct skep_client *client, const char *uid,
+                              const struct provider *providers, size_t count,
+                              struct skep_remote_expert **out, struct skep_error *err)
+{
+    struct skep_remote_expert *expert = mem_calloc(1, sizeof(*expert));
+
+    *out = NULL;
+    if (expert == NULL || !provider_list_copy(&expert->providers, providers, count)) {
+        mem_free(expert);
+        return error_no_memory(err, uid, sizeof(*expert) + count * sizeof(*providers));
+    }
+    atomic_init(&expert->refs, 1);
+    pthread_mutex_init(&expert->lock, NULL);
+    expert->client = client;
+    snprintf(expert->uid, sizeof(expert->uid), "%s", uid);
+    *out = expert;
+    return SKEP_OK;
+}
+
+void remote_expert_ref(struct skep_remote_expert *expert)
+{
+    /* Relaxed: whoever adds a reference holds one already. */
+    atomic_fetch_add_explicit(&expert->refs, 1, memory_order_relaxed);
+}
+
+void remote_expert_unref(struct skep_remote_expert *expert)
+{
+    if (expert == NULL || atomic_fetch_sub_explicit(&expert->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    pthread_mutex_destroy(&expert->lock);
+    mem_free(expert->providers.items);
+    mem_free(expert);
+}
+
+void skep_remote_expert_free(struct skep_remote_expert *expert)
+{
+    remote_expert_unref(expert);
+}
+
+const char *skep_remote_expert_uid(const struct skep_remote_expert *expert)
+{
+    return expert->uid;
+}
+
+bool remote_expert_snapshot(struct skep_remote_expert *expert, struct provider_list *out)
+{
+    int64_t now_s = clock_wall_ms() / 1000;
+
+    pthread_mutex_lock(&expert->lock);
+    bool ok = provider_list_copy(out, expert->providers.items, expert->providers.count);
+    pthread_mutex_unlock(&expert->lock);
+    if (!ok || expert->fixed)
+        return ok;
+    size_t kept = 0;
+    for (size_t i = 0; i < out->count; i++)
+        if (out->items[i].expires_at > now_s)
+            out->items[kept++] = out->items[i];
+    out->count = kept;
+    return true;
+}
+
+void remote_expert_update(struct skep_remote_expert *expert, const struct provider *providers,
+                          size_t count)
+{
+    struct provider_list fresh;
+    struct provider *old = NULL;
+
+    if (!provider_list_copy(&fresh, providers, count))
+        return;
+    pthread_mutex_lock(&expert->lock);
+    old = expert->providers.items;
+    expert->providers = fresh;
+    pthread_mutex_unlock(&expert->lock);
+    mem_free(old);
+}
+
+size_t skep_remote_expert_providers(const struct skep_remote_expert *expert,
+                                    struct skep_provider *out, size_t cap)
+{
+    struct skep_remote_expert *shared = (struct skep_remote_expert *)expert;
+
+    pthread_mutex_lock(&shared->lock);
+    size_t count = shared->providers.count;
+    for (size_t i = 0; i < count && i < cap; i++) {
+        const struct provider *p = &shared->providers.items[i];
+        out[i] = (struct skep_provider){.expires_at = p->expires_at};
+        if (!expert->any_peer)
+            peer_id_hex(p->peer_id, out[i].peer_id);
+        if (p->endpoint_count > 0)
+            endpoint_format(&p->endpoints[0], out[i].endpoint);
+        snprintf(out[i].cls, sizeof(out[i].cls), "%s", p->cls);
+    }
+    pthread_mutex_unlock(&shared->lock);
+    return count;
+}
