@@ -1,0 +1,326 @@
+/*
+ * The one C++ file of Skep: see opendht_ext.h for why it exists. `dht_runner` of the C bindings is
+ * dht::DhtRunner under another name (opendht c/opendht.cpp), so both may be used on one object.
+ * Every function catches everything: an exception through C frames would end the process.
+ */
+#include "dht/opendht_ext.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <opendht.h>
+
+namespace
+{
+
+/* Ids of value types on the wire: "SK" and the index. Others' types start at 0 and are few. */
+constexpr dht::ValueType::Id first_type = 0x534B;
+/* The types that OpenDHT defines itself; a plain `dhtnode` puts with type 0. */
+constexpr dht::ValueType::Id foreign_types = 16;
+
+dht::DhtRunner *unwrap(dht_runner *runner)
+{
+    return reinterpret_cast<dht::DhtRunner *>(runner);
+}
+
+bool is_ours(const dht::Value &value)
+{
+    return value.type >= first_type && value.type < first_type + OPENDHT_EXT_TYPES;
+}
+
+/*
+ * Whether a value is only an id, a type and data. Owners, signatures and user types of OpenDHT's
+ * own are neither used nor checked here, so a stranger could hang kilobytes on them.
+ */
+bool is_plain(const dht::Value &value)
+{
+    return is_ours(value) && !value.owner && value.user_type.empty() && value.signature.empty() &&
+           value.cypher.empty() && !value.recipient && value.seq == 0;
+}
+
+/* The policies of one runner, bound to C functions. */
+struct policies {
+    opendht_ext_store_fn store;
+    opendht_ext_edit_fn edit;
+    void *arg;
+
+    bool may_store(const dht::InfoHash &key, const dht::Value *value) const
+    {
+        if (value == nullptr || !is_plain(*value)) {
+            store(arg, key.data(), 0, nullptr, 0);
+            return false;
+        }
+        return store(arg, key.data(), value->id, value->data.data(), value->data.size());
+    }
+
+    bool may_edit(const dht::InfoHash &key, const dht::Value *old, const dht::Value *next) const
+    {
+        if (old == nullptr || next == nullptr || !is_plain(*next)) {
+            edit(arg, key.data(), 0, nullptr, 0, nullptr, 0);
+            return false;
+        }
+        return edit(arg, key.data(), next->id, old->data.data(), old->data.size(),
+                    next->data.data(), next->data.size());
+    }
+};
+
+dht::ValueType make_type(dht::ValueType::Id id, const std::string &name, uint32_t lifetime_s,
+                         const policies &p)
+{
+    return dht::ValueType(
+        id, name, std::chrono::seconds(lifetime_s),
+        [p](dht::InfoHash key, std::shared_ptr<dht::Value> &value, const dht::InfoHash &,
+            const dht::SockAddr &) { return p.may_store(key, value.get()); },
+        [p](dht::InfoHash key, const std::shared_ptr<dht::Value> &old,
+            std::shared_ptr<dht::Value> &next, const dht::InfoHash &,
+            const dht::SockAddr &) { return p.may_edit(key, old.get(), next.get()); });
+}
+
+void register_types(dht::DhtRunner &runner, const opendht_ext_config &config)
+{
+    const policies p{config.store, config.edit, config.arg};
+
+    for (unsigned i = 0; i < OPENDHT_EXT_TYPES; i++)
+        runner.registerType(make_type(static_cast<dht::ValueType::Id>(first_type + i),
+                                      "skep " + std::to_string(config.type_lifetime_s[i]),
+                                      config.type_lifetime_s[i], p));
+    /* may_store() says no to anything not of our types, so this is the refusal of theirs. */
+    for (dht::ValueType::Id id = 0; id < foreign_types; id++)
+        runner.registerType(make_type(id, "foreign " + std::to_string(id), 1, p));
+}
+
+dht::DhtRunner::Config make_config(const opendht_ext_config &config)
+{
+    dht::DhtRunner::Config out;
+    auto &node = out.dht_config.node_config;
+
+    node.network = config.network_id;
+    node.is_bootstrap = config.is_bootstrap;
+    node.maintain_storage = config.maintain_storage;
+    node.max_req_per_sec = config.max_req_per_sec;
+    node.max_peer_req_per_sec = config.max_peer_req_per_sec;
+    node.max_store_size = static_cast<ssize_t>(config.storage_limit_bytes);
+    out.threaded = true;
+    out.peer_discovery = false;
+    out.peer_publish = false;
+    if (config.bind4 != nullptr)
+        out.bind4 = dht::SockAddr(config.bind4, config.bind4_len);
+    if (config.bind6 != nullptr)
+        out.bind6 = dht::SockAddr(config.bind6, config.bind6_len);
+    return out;
+}
+
+/*
+ * OpenDHT holds back gets and puts while it knows only peers that have not answered a request of
+ * its own ("connecting"). The first node of a swarm gets into that state when somebody joins it,
+ * and stays there until its next round of maintenance, 5 to 25 s later. A change of connectivity
+ * brings that round forward. Once a spell: a peer that does not answer is dropped by OpenDHT.
+ */
+void hurry_when_connecting(dht::DhtRunner &runner)
+{
+    auto connecting = std::make_shared<bool>(false);
+
+    runner.setOnStatusChanged([&runner, connecting](dht::NodeStatus v4, dht::NodeStatus v6) {
+        const bool now = std::max(v4, v6) == dht::NodeStatus::Connecting;
+        if (now && !*connecting)
+            runner.connectivityChanged();
+        *connecting = now;
+    });
+}
+
+void copy_text(char *out, size_t bytes, const char *text)
+{
+    const size_t len = std::min(std::strlen(text), bytes - 1);
+    std::memcpy(out, text, len);
+    out[len] = '\0';
+}
+
+/*
+ * The calls of one operation, shared by the copies OpenDHT makes of its closures. The last copy to
+ * go releases it, which is how an operation that OpenDHT drops without a word still ends.
+ */
+class operation
+{
+  public:
+    explicit operation(const opendht_ext_calls &c) : calls(c)
+    {
+    }
+    operation(const operation &) = delete;
+    operation &operator=(const operation &) = delete;
+    ~operation()
+    {
+        calls.release(calls.arg);
+    }
+
+    bool values(const std::vector<std::shared_ptr<dht::Value>> &found) const
+    {
+        for (const auto &value : found) {
+            if (!value || !is_plain(*value))
+                continue;
+            if (!calls.value(calls.arg, value->id, value->data.data(), value->data.size()))
+                return false;
+        }
+        return true;
+    }
+    void done(bool ok) const
+    {
+        calls.done(calls.arg, ok);
+    }
+
+  private:
+    const opendht_ext_calls calls;
+};
+
+/* The operation of these calls; released already, and NULL, if memory is short. */
+std::shared_ptr<operation> make_operation(const opendht_ext_calls &calls)
+{
+    operation *op = new (std::nothrow) operation(calls);
+    if (op == nullptr) {
+        calls.release(calls.arg);
+        return nullptr;
+    }
+    try {
+        return std::shared_ptr<operation>(op); /* deletes op if it throws */
+    } catch (...) {
+        return nullptr;
+    }
+}
+
+} // namespace
+
+extern "C" {
+
+bool opendht_ext_run(dht_runner *runner, const struct opendht_ext_config *config, char *why,
+                     size_t why_bytes)
+{
+    try {
+        dht::DhtRunner &r = *unwrap(runner);
+        hurry_when_connecting(r);
+        r.run(make_config(*config), dht::DhtRunner::Context());
+        register_types(r, *config);
+        return true;
+    } catch (const std::exception &e) {
+        copy_text(why, why_bytes, e.what());
+    } catch (...) {
+        copy_text(why, why_bytes, "unknown exception");
+    }
+    return false;
+}
+
+void opendht_ext_delete(dht_runner *runner)
+{
+    try {
+        if (runner != nullptr)
+            unwrap(runner)->join();
+    } catch (...) {
+        /* What join() left running, the destructor ends. */
+    }
+    delete unwrap(runner);
+}
+
+void opendht_ext_put(dht_runner *runner, const uint8_t key[OPENDHT_EXT_KEY_BYTES],
+                     uint64_t value_id, unsigned type_index, const uint8_t *data, size_t len,
+                     const struct opendht_ext_calls *calls)
+{
+    try {
+        const auto op = make_operation(*calls);
+        if (!op)
+            return;
+        auto value = std::make_shared<dht::Value>(
+            static_cast<dht::ValueType::Id>(first_type + type_index), data, len, value_id);
+        unwrap(runner)->put(
+            dht::InfoHash(key, OPENDHT_EXT_KEY_BYTES), std::move(value),
+            dht::DoneCallback(
+                [op](bool ok, const std::vector<std::shared_ptr<dht::Node>> &) { op->done(ok); }));
+    } catch (...) {
+        /* Unwinding released the operation, which ends it with failure. */
+    }
+}
+
+void opendht_ext_get(dht_runner *runner, const uint8_t key[OPENDHT_EXT_KEY_BYTES],
+                     const struct opendht_ext_calls *calls)
+{
+    try {
+        const auto op = make_operation(*calls);
+        if (!op)
+            return;
+        unwrap(runner)->get(
+            dht::InfoHash(key, OPENDHT_EXT_KEY_BYTES),
+            dht::GetCallback([op](const std::vector<std::shared_ptr<dht::Value>> &values) {
+                return op->values(values);
+            }),
+            dht::DoneCallback(
+                [op](bool ok, const std::vector<std::shared_ptr<dht::Node>> &) { op->done(ok); }),
+            dht::Value::Filter([](const dht::Value &value) { return is_ours(value); }));
+    } catch (...) {
+        /* As in opendht_ext_put(). */
+    }
+}
+
+void opendht_ext_contact(dht_runner *runner, const struct sockaddr *address, socklen_t len)
+{
+    try {
+        unwrap(runner)->bootstrap(dht::SockAddr(address, len));
+    } catch (...) {
+        /* A contact is a hint; the caller asks again while peers are missing. */
+    }
+}
+
+void opendht_ext_read_stats(dht_runner *runner, struct opendht_ext_stats *out)
+{
+    *out = {};
+    try {
+        dht::DhtRunner &r = *unwrap(runner);
+        const dht::NodeStats v4 = r.getNodesStats(AF_INET);
+        const dht::NodeStats v6 = r.getNodesStats(AF_INET6);
+        const auto stored = r.getStoreSize();
+        out->good_nodes = v4.good_nodes + v6.good_nodes;
+        out->dubious_nodes = v4.dubious_nodes + v6.dubious_nodes;
+        out->storage_bytes = stored.first;
+        out->storage_values = stored.second;
+    } catch (...) {
+        *out = {};
+    }
+}
+
+size_t opendht_ext_known_peers(dht_runner *runner, struct sockaddr_storage *out, socklen_t *lens,
+                               size_t cap)
+{
+    try {
+        const std::vector<dht::NodeExport> nodes = unwrap(runner)->exportNodes();
+        const size_t count = std::min(cap, nodes.size());
+        for (size_t i = 0; i < count; i++) {
+            out[i] = nodes[i].ss;
+            lens[i] = nodes[i].sslen;
+        }
+        return count;
+    } catch (...) {
+        return 0;
+    }
+}
+
+bool opendht_ext_public_address(dht_runner *runner, sa_family_t family,
+                                struct sockaddr_storage *out)
+{
+    try {
+        const std::vector<dht::SockAddr> seen = unwrap(runner)->getPublicAddress(family);
+        for (const dht::SockAddr &address : seen) {
+            if (address.getFamily() != family || address.getLength() > sizeof(*out))
+                continue;
+            std::memset(out, 0, sizeof(*out));
+            std::memcpy(out, address.get(), address.getLength());
+            return true;
+        }
+    } catch (...) {
+    }
+    return false;
+}
+
+} // extern "C"

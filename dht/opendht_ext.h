@@ -1,0 +1,109 @@
+/*
+ * What OpenDHT's C bindings (2.4.12) lack, as C functions over the same `dht_runner` object: bind
+ * addresses, rate limits, value types of our own with store and edit policies, puts with a value
+ * id, node export, storage limit. No C++ type crosses this header and no exception leaves it.
+ *
+ * Threads: functions from any thread. Callbacks and policies run on OpenDHT's thread, with
+ * OpenDHT's own lock held: they must not call opendht_ext_read_stats(), _known_peers() or
+ * _public_address(), which take that lock.
+ */
+#ifndef SKEP_DHT_OPENDHT_EXT_H
+#define SKEP_DHT_OPENDHT_EXT_H
+
+#include <opendht/opendht_c.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/socket.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    OPENDHT_EXT_KEY_BYTES = 20,
+    OPENDHT_EXT_TYPES = 4, /* value types that are ours */
+    OPENDHT_EXT_MAX_VALUE_BYTES = 61440,
+};
+
+/*
+ * May this value be stored under `key`? `data` is NULL if it is not a plain value of one of our
+ * types, for the policy to count; the answer is then taken as no.
+ */
+typedef bool (*opendht_ext_store_fn)(void *arg, const uint8_t key[OPENDHT_EXT_KEY_BYTES],
+                                     uint64_t value_id, const uint8_t *data, size_t len);
+/* May `data` replace `old`, stored under the same key and value id? NULL as above. */
+typedef bool (*opendht_ext_edit_fn)(void *arg, const uint8_t key[OPENDHT_EXT_KEY_BYTES],
+                                    uint64_t value_id, const uint8_t *old, size_t old_len,
+                                    const uint8_t *data, size_t len);
+
+struct opendht_ext_config {
+    const struct sockaddr *bind4; /* NULL: no IPv4. Borrowed for the call, as bind6 */
+    socklen_t bind4_len;
+    const struct sockaddr *bind6; /* NULL: no IPv6 */
+    socklen_t bind6_len;
+    uint32_t network_id;
+    long max_req_per_sec;      /* 0: OpenDHT's default; -1: no limit */
+    long max_peer_req_per_sec; /* the same, for one address */
+    bool is_bootstrap;
+    bool maintain_storage;
+    size_t storage_limit_bytes;
+    const uint32_t *type_lifetime_s; /* OPENDHT_EXT_TYPES of them; borrowed for the call */
+    opendht_ext_store_fn store;
+    opendht_ext_edit_fn edit;
+    void *arg; /* of both policies; borrowed until the dht_runner is deleted */
+};
+
+/*
+ * Starts the runner: opens the sockets, registers the types, starts OpenDHT's threads.
+ * @param why  a sentence of OpenDHT's on failure, always terminated.
+ * @return false if it could not; the runner may be deleted or started again then.
+ */
+bool opendht_ext_run(dht_runner *runner, const struct opendht_ext_config *config, char *why,
+                     size_t why_bytes);
+
+/*
+ * Ends the runner and deletes it: its threads have ended and all it held of our callbacks has been
+ * released when this returns. Operations still under way end with failure. Blocks. NULL is allowed.
+ */
+void opendht_ext_delete(dht_runner *runner);
+
+/*
+ * Calls of one operation. Each runs at most once after `done`: `release` is the last one, runs
+ * exactly once however the operation ends (also if it could not be started), and frees `arg`.
+ */
+struct opendht_ext_calls {
+    /* One value of our types; data borrowed for the call. False ends a get early. NULL in a put. */
+    bool (*value)(void *arg, uint64_t value_id, const uint8_t *data, size_t len);
+    void (*done)(void *arg, bool ok); /* at least once unless OpenDHT drops the operation */
+    void (*release)(void *arg);
+    void *arg;
+};
+
+/* @param data copied. @param type_index below OPENDHT_EXT_TYPES. */
+void opendht_ext_put(dht_runner *runner, const uint8_t key[OPENDHT_EXT_KEY_BYTES],
+                     uint64_t value_id, unsigned type_index, const uint8_t *data, size_t len,
+                     const struct opendht_ext_calls *calls);
+void opendht_ext_get(dht_runner *runner, const uint8_t key[OPENDHT_EXT_KEY_BYTES],
+                     const struct opendht_ext_calls *calls);
+
+/* Pings a numeric address and adds it to the nodes OpenDHT tries. */
+void opendht_ext_contact(dht_runner *runner, const struct sockaddr *address, socklen_t len);
+
+struct opendht_ext_stats {
+    unsigned good_nodes, dubious_nodes;
+    size_t storage_values, storage_bytes;
+};
+void opendht_ext_read_stats(dht_runner *runner, struct opendht_ext_stats *out);
+
+/* Good nodes of the routing tables. Returns how many were written. */
+size_t opendht_ext_known_peers(dht_runner *runner, struct sockaddr_storage *out, socklen_t *lens,
+                               size_t cap);
+/* Our address as most peers that told us see it; false if none did. */
+bool opendht_ext_public_address(dht_runner *runner, sa_family_t family,
+                                struct sockaddr_storage *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
