@@ -13,7 +13,7 @@
 
 enum {
     UID_BYTES = 256, /* longest UID or prefix, with NUL; longer ones are refused */
-    UID_MAX_COORDS = 16,
+    UID_MAX_COORDS = 127, /* what fits UID_BYTES: "n" and as many ".0" */
 };
 
 struct uid {
