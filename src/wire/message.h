@@ -70,8 +70,12 @@ extern const struct message_limits message_default_limits;
 SKEP_MUST_CHECK skep_status call_headers_decode(struct call_headers *out, const uint8_t *data,
                                                 size_t len, const struct message_limits *limits,
                                                 struct skep_error *err);
+/* Encoding appends to `out`; on failure `out` is as it was. Lengths and counts over the protocol's
+ * own bounds are SKEP_INVALID_ARGUMENT. The result always fits one frame. */
 SKEP_MUST_CHECK skep_status call_headers_encode(const struct call_headers *headers,
                                                 struct bytes *out, struct skep_error *err);
+/* Sets the timeout in a call that call_headers_encode() wrote, when it is about to leave. */
+void call_headers_set_timeout(uint8_t *encoded, uint64_t timeout_ms);
 SKEP_MUST_CHECK skep_status reply_headers_decode(struct reply_headers *out, const uint8_t *data,
                                                  size_t len, const struct message_limits *limits,
                                                  struct skep_error *err);
