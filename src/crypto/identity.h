@@ -45,10 +45,15 @@ SKEP_MUST_CHECK skep_status identity_save(const struct identity *id, const char 
                                           struct skep_error *err);
 SKEP_MUST_CHECK skep_status identity_load_or_create(struct identity *out, const char *path,
                                                     struct skep_error *err);
+/* Parses the content of a key file, as identity_load() does after reading it. @param name stands in
+ * messages for the path. @return SKEP_DATA_LOSS if it is not one. */
+SKEP_MUST_CHECK skep_status identity_parse(struct identity *out, const void *content, size_t len,
+                                           const char *name, struct skep_error *err);
 /*
  * Holds `<path>.lock` so that two processes cannot run under one identity.
  * @param fd  the held lock, on success; -1 otherwise. Owned: identity_unlock().
- * @return SKEP_FAILED_PRECONDITION, naming the path and holder's pid, if another process holds it.
+ * @return SKEP_FAILED_PRECONDITION, naming the path and holder's pid, if another process (or
+ *         another caller in this one) holds it.
  */
 SKEP_MUST_CHECK skep_status identity_lock(const char *path, int *fd, struct skep_error *err);
 void identity_unlock(const char *path, int fd);

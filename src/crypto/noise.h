@@ -37,16 +37,22 @@ struct noise_channel {
     _Alignas(16) uint8_t aes_state[512]; /* libsodium's expanded key, for AESGCM */
 };
 
+/* Starts a direction at nonce 0. The cipher must be available. noise_handshake_split() does this
+ * for connections; on its own it serves benchmarks and tests. */
+void noise_channel_init(struct noise_channel *channel, enum noise_cipher cipher,
+                        const uint8_t key[static 32]);
 /*
  * Encrypts `len` bytes into out (len + NOISE_TAG_BYTES); out may be plain itself.
- * @return SKEP_RESOURCE_EXHAUSTED when the nonce is used up (2^64 - 1 messages).
+ * @return SKEP_RESOURCE_EXHAUSTED when the nonce is used up (2^64 - 1 messages);
+ *         SKEP_FAILED_PRECONDITION if the channel has no key (zeroed or wiped).
  */
 SKEP_MUST_CHECK skep_status noise_channel_encrypt(struct noise_channel *channel,
                                                   const uint8_t *plain, size_t len, uint8_t *out);
 /*
  * Decrypts `len` bytes (tag included) into out (len - NOISE_TAG_BYTES), which may be sealed itself.
- * @return SKEP_DATA_LOSS if len is too short or the tag is wrong: nothing was written then, the
- *         nonce has not moved, and the connection must end.
+ * @return SKEP_DATA_LOSS if len is too short or the tag is wrong: no plaintext was written then
+ * (out is untouched or zeroed), the nonce has not moved, and the connection must end. Others as
+ *         noise_channel_encrypt().
  */
 SKEP_MUST_CHECK skep_status noise_channel_decrypt(struct noise_channel *channel,
                                                   const uint8_t *sealed, size_t len, uint8_t *out);
@@ -63,6 +69,8 @@ struct noise_config {
     size_t prologue_len;
     const uint8_t *fixed_ephemeral; /* tests only: 32 bytes of secret; NULL: random */
 };
+/* @return SKEP_UNIMPLEMENTED if this CPU lacks the cipher; SKEP_INVALID_ARGUMENT for an unknown
+ * one; SKEP_RESOURCE_EXHAUSTED if memory is short. *out is NULL then. */
 SKEP_MUST_CHECK skep_status noise_handshake_new(const struct noise_config *config,
                                                 struct noise_handshake **out,
                                                 struct skep_error *err);
@@ -74,20 +82,26 @@ bool noise_handshake_may_read(const struct noise_handshake *hs);
 bool noise_handshake_done(const struct noise_handshake *hs);
 
 /* Writes the next message with `payload` inside; *out_len is cap going in. SKEP_INVALID_ARGUMENT if
- * it does not fit; SKEP_FAILED_PRECONDITION if it is not our turn. */
+ * it does not fit; SKEP_FAILED_PRECONDITION if it is not our turn (the handshake goes on unchanged
+ * after both); SKEP_UNAUTHENTICATED if the peer's key is degenerate: the handshake is dead.
+ * `out` must not overlap `payload`. */
 SKEP_MUST_CHECK skep_status noise_handshake_write(struct noise_handshake *hs,
                                                   const uint8_t *payload, size_t len, uint8_t *out,
                                                   size_t *out_len, struct skep_error *err);
 /* Reads the peer's next message and gives its payload; *out_len is cap going in.
- * SKEP_UNAUTHENTICATED if it does not verify or its keys are degenerate: the handshake is dead. */
+ * SKEP_UNAUTHENTICATED if it does not verify or its keys are degenerate: the handshake is dead and
+ * `payload` is untouched or zeroed. SKEP_INVALID_ARGUMENT if the payload does not fit,
+ * SKEP_FAILED_PRECONDITION if it is not the peer's turn: nothing has changed then.
+ * `payload` must not overlap `message`. */
 SKEP_MUST_CHECK skep_status noise_handshake_read(struct noise_handshake *hs, const uint8_t *message,
                                                  size_t len, uint8_t *payload, size_t *out_len,
                                                  struct skep_error *err);
-/* The peer's static X25519 key, once it has been received; NULL before. View of hs. */
+/* The peer's static X25519 key, once its message has verified; NULL before, and once dead. View of
+ * hs. */
 const uint8_t *noise_handshake_remote_static(const struct noise_handshake *hs);
-/* The handshake hash, once done. */
+/* The handshake hash, once done (asserted); the same at both ends. */
 void noise_handshake_hash(const struct noise_handshake *hs, uint8_t out[static NOISE_HASH_BYTES]);
-/* Once done: the two directions. May be called once. */
+/* Once done: the two directions. May be called once (asserted); wipes what it was made from. */
 void noise_handshake_split(struct noise_handshake *hs, struct noise_channel *send,
                            struct noise_channel *receive);
 

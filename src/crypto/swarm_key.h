@@ -1,6 +1,7 @@
 /*
  * The key of a private swarm: 32 random bytes in a file (64 hex digits, mode 0600). From it come
- * the Noise psk and the key that encrypts record bodies, each by keyed BLAKE2b with its own label.
+ * the Noise psk and the key that encrypts record bodies: BLAKE2b-256 keyed with the secret, over
+ * the labels "skep swarm psk v1" and "skep swarm record v1".
  */
 #ifndef SKEP_CRYPTO_SWARM_KEY_H
 #define SKEP_CRYPTO_SWARM_KEY_H
@@ -28,8 +29,8 @@ enum { SWARM_SEAL_OVERHEAD = 24 + 16 };
  */
 void swarm_key_seal(const struct swarm_key *key, const uint8_t *plain, size_t len,
                     const uint8_t *ad, size_t ad_len, uint8_t *out);
-/* `out` has len - SWARM_SEAL_OVERHEAD bytes. False, with nothing written, if it was not sealed with
- * this key and ad. */
+/* `out` has len - SWARM_SEAL_OVERHEAD bytes. False, with no plaintext written (out is untouched or
+ * zeroed), if it was not sealed with this key and ad. */
 bool swarm_key_open(const struct swarm_key *key, const uint8_t *sealed, size_t len,
                     const uint8_t *ad, size_t ad_len, uint8_t *out);
 

@@ -1,0 +1,28 @@
+/*
+ * Files that hold one secret of 32 bytes: 64 hex digits and a newline, mode 0600. Shared by node
+ * identities and swarm keys, so that both refuse the same mistakes in the same words.
+ */
+#ifndef SKEP_CRYPTO_KEY_FILE_H
+#define SKEP_CRYPTO_KEY_FILE_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <skep/status.h>
+
+enum { KEY_FILE_SECRET_BYTES = 32 };
+
+/* @param content  borrowed; any bytes. On failure `secret` is zero and SKEP_DATA_LOSS's sentence
+ *                 says what was seen, never a byte of it that could be secret. */
+SKEP_MUST_CHECK skep_status key_file_parse(uint8_t secret[static KEY_FILE_SECRET_BYTES],
+                                           const void *content, size_t len, const char *name,
+                                           struct skep_error *err);
+/* Errors as identity_load(). */
+SKEP_MUST_CHECK skep_status key_file_read(uint8_t secret[static KEY_FILE_SECRET_BYTES],
+                                          const char *path, struct skep_error *err);
+/* Errors as identity_save(). */
+SKEP_MUST_CHECK skep_status key_file_write(const uint8_t secret[static KEY_FILE_SECRET_BYTES],
+                                           const char *path, struct skep_error *err);
+/* Makes the folders above path that are missing, mode 0700. */
+SKEP_MUST_CHECK skep_status key_file_make_parents(const char *path, struct skep_error *err);
+
+#endif

@@ -1,0 +1,126 @@
+/*
+ * One direction of a Noise channel: the CipherState of revision 34, section 5.1, over libsodium.
+ * This is the hot path of every byte a connection carries, so it allocates nothing and copies
+ * nothing: one library call a message.
+ */
+#include "crypto/noise.h"
+#include "crypto/noise_internal.h"
+
+#include <assert.h>
+#include <sodium.h>
+#include <string.h>
+
+_Static_assert(sizeof(((struct noise_channel *)NULL)->aes_state) ==
+                   sizeof(crypto_aead_aes256gcm_state),
+               "aes_state holds libsodium's expanded key");
+_Static_assert(NOISE_TAG_BYTES == crypto_aead_aes256gcm_ABYTES &&
+                   NOISE_TAG_BYTES == crypto_aead_chacha20poly1305_ietf_ABYTES,
+               "both ciphers share the tag size");
+
+enum { NONCE_BYTES = 12 };
+
+bool noise_cipher_available(enum noise_cipher cipher)
+{
+    switch (cipher) {
+    case NOISE_CHACHAPOLY:
+        return true;
+    case NOISE_AESGCM:
+        return crypto_aead_aes256gcm_is_available() == 1;
+    }
+    return false;
+}
+
+void noise_channel_init(struct noise_channel *channel, enum noise_cipher cipher,
+                        const uint8_t key[static 32])
+{
+    assert(noise_cipher_available(cipher));
+    channel->cipher = cipher;
+    memcpy(channel->key, key, sizeof(channel->key));
+    if (cipher == NOISE_AESGCM)
+        crypto_aead_aes256gcm_beforenm((crypto_aead_aes256gcm_state *)(void *)channel->aes_state,
+                                       key);
+    channel->nonce = 0;
+    channel->has_key = true;
+}
+
+/* Section 12.3 and 12.4: 32 zero bits, then the counter, little-endian for ChaChaPoly and
+ * big-endian for AESGCM. */
+static void make_nonce(const struct noise_channel *channel, uint8_t out[static NONCE_BYTES])
+{
+    bool big_endian = channel->cipher == NOISE_AESGCM;
+
+    memset(out, 0, 4);
+    for (int i = 0; i < 8; i++)
+        out[4 + i] = (uint8_t)(channel->nonce >> (big_endian ? 56 - 8 * i : 8 * i));
+}
+
+static skep_status check_usable(const struct noise_channel *channel)
+{
+    if (!channel->has_key)
+        return SKEP_FAILED_PRECONDITION;
+    /* The last counter value is reserved by the specification (section 5.1). */
+    return channel->nonce == UINT64_MAX ? SKEP_RESOURCE_EXHAUSTED : SKEP_OK;
+}
+
+skep_status noise_channel_seal(struct noise_channel *channel, const uint8_t *ad, size_t ad_len,
+                               const uint8_t *plain, size_t len, uint8_t *out)
+{
+    uint8_t nonce[NONCE_BYTES];
+    skep_status rc = check_usable(channel);
+
+    if (rc != SKEP_OK)
+        return rc;
+    make_nonce(channel, nonce);
+    if (channel->cipher == NOISE_AESGCM)
+        crypto_aead_aes256gcm_encrypt_afternm(
+            out, NULL, plain, len, ad, ad_len, NULL, nonce,
+            (const crypto_aead_aes256gcm_state *)(const void *)channel->aes_state);
+    else
+        crypto_aead_chacha20poly1305_ietf_encrypt(out, NULL, plain, len, ad, ad_len, NULL, nonce,
+                                                  channel->key);
+    channel->nonce++;
+    return SKEP_OK;
+}
+
+skep_status noise_channel_open(struct noise_channel *channel, const uint8_t *ad, size_t ad_len,
+                               const uint8_t *sealed, size_t len, uint8_t *out)
+{
+    uint8_t nonce[NONCE_BYTES];
+    skep_status rc = check_usable(channel);
+    int failed;
+
+    if (rc != SKEP_OK)
+        return rc;
+    if (len < NOISE_TAG_BYTES)
+        return SKEP_DATA_LOSS;
+    make_nonce(channel, nonce);
+    if (channel->cipher == NOISE_AESGCM)
+        failed = crypto_aead_aes256gcm_decrypt_afternm(
+            out, NULL, NULL, sealed, len, ad, ad_len, nonce,
+            (const crypto_aead_aes256gcm_state *)(const void *)channel->aes_state);
+    else
+        failed = crypto_aead_chacha20poly1305_ietf_decrypt(out, NULL, NULL, sealed, len, ad, ad_len,
+                                                           nonce, channel->key);
+    if (failed != 0)
+        return SKEP_DATA_LOSS;
+    channel->nonce++;
+    return SKEP_OK;
+}
+
+skep_status noise_channel_encrypt(struct noise_channel *channel, const uint8_t *plain, size_t len,
+                                  uint8_t *out)
+{
+    return noise_channel_seal(channel, NULL, 0, plain, len, out);
+}
+
+skep_status noise_channel_decrypt(struct noise_channel *channel, const uint8_t *sealed, size_t len,
+                                  uint8_t *out)
+{
+    return noise_channel_open(channel, NULL, 0, sealed, len, out);
+}
+
+void noise_channel_wipe(struct noise_channel *channel)
+{
+    if (channel != NULL)
+        sodium_memzero(channel, sizeof(*channel));
+}

@@ -1,0 +1,5 @@
+skep_unit_test(test_noise MODULES crypto)
+skep_unit_test(test_noise_vectors MODULES crypto LIBS PkgConfig::JANSSON)
+# Where a checkout lies beside a folder with more vectors, they are checked too.
+target_compile_definitions(test_noise_vectors PRIVATE
+  SKEP_NOISE_VECTORS_DEFAULT="${PROJECT_SOURCE_DIR}/../shared/noise")
