@@ -1,0 +1,66 @@
+#include "unit.h"
+
+#include <string.h>
+
+#include "client/avoid.h"
+
+static void peer(uint8_t id[PEER_ID_BYTES], unsigned n)
+{
+    memset(id, 0, PEER_ID_BYTES);
+    memcpy(id, &n, sizeof(n));
+}
+
+static void back_off_doubles_and_is_capped(void **state)
+{
+    (void)state;
+    struct avoid avoid = {0};
+    uint8_t id[PEER_ID_BYTES];
+    uint64_t expected_ms[] = {1000, 2000, 4000, 8000, 16000, 32000, 60000, 60000};
+
+    peer(id, 1);
+    for (size_t i = 0; i < sizeof(expected_ms) / sizeof(expected_ms[0]); i++) {
+        avoid_failed(&avoid, id, 5);
+        assert_true(avoid_is_avoided(&avoid, id, 5 + expected_ms[i] * 1000 - 1));
+        assert_false(avoid_is_avoided(&avoid, id, 5 + expected_ms[i] * 1000));
+    }
+}
+
+static void success_forgets_all_failures(void **state)
+{
+    (void)state;
+    struct avoid avoid = {0};
+    uint8_t id[PEER_ID_BYTES];
+
+    peer(id, 1);
+    avoid_failed(&avoid, id, 0);
+    avoid_failed(&avoid, id, 0);
+    avoid_succeeded(&avoid, id);
+    assert_false(avoid_is_avoided(&avoid, id, 1));
+    avoid_failed(&avoid, id, 0);
+    assert_false(avoid_is_avoided(&avoid, id, (uint64_t)AVOID_FIRST_MS * 1000));
+}
+
+static void a_flood_of_peers_stays_within_the_table(void **state)
+{
+    (void)state;
+    struct avoid avoid = {0};
+    uint8_t id[PEER_ID_BYTES];
+
+    for (unsigned n = 0; n < 10 * AVOID_PEERS; n++) {
+        peer(id, n);
+        avoid_failed(&avoid, id, n);
+        assert_true(avoid_is_avoided(&avoid, id, n + 1));
+    }
+    peer(id, 0); /* ended first, so it made room */
+    assert_false(avoid_is_avoided(&avoid, id, 1));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(back_off_doubles_and_is_capped),
+        cmocka_unit_test(success_forgets_all_failures),
+        cmocka_unit_test(a_flood_of_peers_stays_within_the_table),
+    };
+    return cmocka_run_group_tests_name("avoid", tests, NULL, NULL);
+}
