@@ -29,19 +29,26 @@ struct task {
     size_t tensor_count;
     int64_t rows;
     uint64_t deadline_us; /* dropped unworked, SKEP_DEADLINE_EXCEEDED, once passed */
-    bool (*is_gone)(const struct task *task); /* any thread; NULL: never. Gone tasks are dropped,
-                                                 SKEP_CANCELLED */
+    /* Whether the caller has left; NULL: never. Gone tasks are dropped, SKEP_CANCELLED. Any thread,
+     * with the runtime's lock held: it must not call back. */
+    bool (*is_gone)(const struct task *task);
     /*
      * Exactly once for each submitted task. On success `outputs` (the pool's output_count) are
      * taken by the callee; they are row slices that share the batch's memory.
      */
     void (*done)(struct task *task, DLManagedTensor **outputs, size_t output_count,
                  const struct skep_error *err);
+    /* Set by the pool before done: the work function was given this task, so whatever it changes
+     * may have changed, also if err is set. */
+    bool was_worked;
     /* The pool's. */
     struct task *next;
     uint64_t submitted_us;
     uint64_t shape_key;
+    size_t bytes;
 };
+
+enum { TASK_MAX_TENSORS = 2 * SKEP_EXPERT_MAX_TENSORS }; /* inputs and their gradients */
 
 struct task_pool_config {
     const char *name;       /* "ffn.3.7 forward"; copied */
@@ -52,6 +59,9 @@ struct task_pool_config {
     int64_t max_queued_rows;   /* default 16 * max_batch_size */
     uint64_t stall_timeout_us; /* watchdog: longest a batch may take; 0: unwatched */
     bool may_run_inline;       /* work never blocks and is bounded by its rows */
+    /* Pools with the same value never work at once, not even when one of them has stalled: a stall
+     * of one fails and closes them all. NULL: the pool is alone. Only compared. */
+    const void *exclusive;
     /*
      * Makes the outputs and does the work for one batch: `inputs` are views, joined along dimension
      * 0. On success outputs[0..output_count) are owned by the pool (made by skep_tensor_new(),
@@ -60,8 +70,11 @@ struct task_pool_config {
     skep_status (*work)(void *arg, const DLTensor *inputs, size_t input_count,
                         DLManagedTensor **outputs, struct skep_error *err);
     size_t output_count;
-    /* Called once, on the watchdog's thread, when a batch exceeds stall_timeout_us; the pool has
-     * failed its queue by then and refuses new tasks (SKEP_UNAVAILABLE) until the batch ends. */
+    /* Called once, on the watchdog's thread, when a batch exceeds stall_timeout_us; the pool (and
+     * those exclusive with it) has failed its queue by then and refuses new tasks
+     * (SKEP_UNAVAILABLE) until the batch ends; then it is called with false. The other pools are
+     * served by a new thread meanwhile. The tasks of the stalled batch are answered when it ends:
+     * the work function still reads their memory. */
     void (*stalled)(void *arg, bool is_stalled);
     void *arg;
 };
@@ -75,8 +88,17 @@ struct task_pool_stats {
     bool stalled;
 };
 
+struct runtime_stats {
+    uint64_t batches, inline_batches, busy_us, stalls;
+    size_t queued_tasks, queued_bytes;
+    unsigned stalled_batches; /* going on now */
+};
+
 SKEP_MUST_CHECK skep_status runtime_new(struct runtime **out, struct skep_error *err);
-/* Starts the runtime's and the watchdog's thread. Pools must exist before. */
+/* Bounds the tensors of all tasks queued in all pools; 0: no bound (the default). */
+void runtime_limit_queue(struct runtime *runtime, size_t max_bytes);
+void runtime_stats(struct runtime *runtime, struct runtime_stats *out);
+/* Starts the runtime's and the watchdog's thread. Tasks submitted earlier have waited for it. */
 SKEP_MUST_CHECK skep_status runtime_start(struct runtime *runtime, struct skep_error *err);
 /* Whether no task is queued or being worked on. */
 bool runtime_is_idle(struct runtime *runtime);
@@ -91,8 +113,10 @@ SKEP_MUST_CHECK skep_status task_pool_new(struct runtime *runtime,
                                           struct task_pool **out, struct skep_error *err);
 /*
  * Queues a task. @return SKEP_INVALID_ARGUMENT for 0 rows or more than max_batch_size (the limit is
- * named), SKEP_RESOURCE_EXHAUSTED, with retry_after_ms, if the queue is full; SKEP_UNAVAILABLE if
- * stalled or stopped. done never runs then. Otherwise it may run before this returns.
+ * named), no or too many tensors, or one whose dimension 0 is not `rows`; SKEP_RESOURCE_EXHAUSTED,
+ * with retry_after_ms, if the queue is full; SKEP_UNAVAILABLE if stalled or stopped. done never
+ * runs then. Otherwise it may run before this returns. Expired and gone tasks that fill a queue
+ * make room: their done runs on the submitting thread.
  */
 SKEP_MUST_CHECK skep_status task_pool_submit(struct task_pool *pool, struct task *task,
                                              struct skep_error *err);

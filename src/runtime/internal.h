@@ -1,0 +1,128 @@
+/*
+ * What the files of this folder share. Nobody else includes it.
+ *
+ * One lock (runtime.lock) guards all queues, counters and the question who computes. It is held for
+ * bookkeeping only: joining, working, splitting and callbacks go on without it.
+ */
+#ifndef SKEP_RUNTIME_INTERNAL_H
+#define SKEP_RUNTIME_INTERNAL_H
+
+#include <pthread.h>
+
+#include "base/thread.h"
+#include "runtime/task_pool.h"
+
+enum {
+    ESTIMATE_BUCKETS = 32,   /* bucket i: batches of 2^i rows and more, below 2^(i+1) */
+    INLINE_WORK_MAX_US = 50, /* longer work would hold up the other calls of an I/O thread */
+    INLINE_BATCHES_MAX = 4,  /* that an I/O thread does in a row before the runtime's takes over */
+};
+
+struct task_list {
+    struct task *head, *tail;
+};
+
+struct task_pool {
+    struct runtime *runtime;        /* outlives the pool */
+    struct task_pool_config config; /* name owned */
+    struct task_pool *next_pool;    /* of all pools of the runtime */
+
+    /* Guarded by runtime->lock. */
+    struct task_list queue; /* oldest first */
+    struct task_pool *next_active, *prev_active;
+    bool is_active;                    /* in runtime->active: the queue is not empty */
+    bool is_stalled;                   /* this pool's or an exclusive one's batch is overdue */
+    bool tell_stalled, tell_recovered; /* callbacks that the watchdog owes */
+    struct task_pool_stats stats;
+    float estimate_us[ESTIMATE_BUCKETS]; /* moving mean of the work time; 0: not measured */
+    float us_per_row;
+};
+
+/* A batch lives on the stack of the thread that works on it. */
+struct batch {
+    struct task_pool *pool;
+    struct task_list tasks;
+    size_t task_count;
+    int64_t rows;
+    bool is_inline;
+    struct batch *next_running;
+    /* Guarded by runtime->lock. */
+    uint64_t started_us;
+    bool overdue; /* the watchdog gave compute to another thread */
+    /* Of the working thread alone. */
+    uint8_t *scratch; /* owned while the batch runs: the runtime's, or NULL */
+    size_t scratch_cap;
+    DLManagedTensor *outputs[SKEP_EXPERT_MAX_TENSORS];
+    skep_status status;
+    struct skep_error err;
+};
+
+struct worker {
+    struct runtime *runtime;
+    struct thread thread;
+    struct worker *next;
+    bool ended; /* guarded by runtime->lock */
+};
+
+struct runtime {
+    pthread_mutex_t lock;
+    pthread_cond_t wake;  /* for the worker: tasks to look at, compute free, or stopping */
+    pthread_cond_t watch; /* for the watchdog */
+    pthread_cond_t ended; /* for runtime_stop(): a batch or a worker ended */
+    struct thread watchdog;
+
+    /* All below guarded by lock. */
+    struct task_pool *pools;
+    struct task_pool *active, *active_tail; /* pools with waiting tasks */
+    struct batch *current;                  /* who computes; NULL: nobody */
+    struct batch *running;                  /* current and the overdue ones */
+    struct worker *workers;                 /* owned */
+    unsigned workers_alive;
+    unsigned inline_threads; /* submitters that work now */
+    bool worker_waits;       /* in `wake`, not signalled yet */
+    bool worker_missing;     /* the last one is stuck in an overdue batch and none took its place */
+    bool watchdog_sleeps;    /* without a timeout: nothing is at work */
+    bool watchdog_news;      /* a stall or recovery to tell */
+    bool started, stopping;
+    size_t queue_limit_bytes;
+    uint64_t shortest_stall_us; /* of the watched pools; 0: none */
+    struct runtime_stats stats;
+    uint8_t *scratch; /* owned; lent to the current batch */
+    size_t scratch_cap;
+};
+
+/* queue.c: the lock is held in all of these. */
+void task_list_push(struct task_list *list, struct task *task);
+struct task *task_list_pop(struct task_list *list);
+void queue_add(struct task_pool *pool, struct task *task);
+/* Moves every waiting task to `out`. */
+void queue_take_all(struct task_pool *pool, struct task_list *out);
+/* Moves expired and gone tasks out of the queue. */
+void queue_purge(struct task_pool *pool, uint64_t now_us, struct task_list *expired,
+                 struct task_list *gone);
+/* Fills a batch from the pool whose oldest task has waited longest among those that may go now.
+ * False if there is none; *ready_at is then when one will be (CLOCK_NEVER: none waits). Expired and
+ * gone tasks met on the way are moved out. */
+bool queue_next_batch(struct runtime *runtime, uint64_t now_us, struct batch *batch,
+                      struct task_list *expired, struct task_list *gone, uint64_t *ready_at);
+/* Estimated work time, or a negative number while it is unknown. */
+float pool_estimate_us(const struct task_pool *pool, int64_t rows);
+
+/* batch.c: no lock held. */
+/* Joins, works and checks the outputs; fills batch->status. */
+void batch_work(struct batch *batch);
+/* Hands outputs or the error to the tasks. */
+void batch_answer(struct batch *batch);
+/* Ends tasks that were not worked on. */
+void tasks_fail(struct task_list *tasks, skep_status status, const char *pool_name,
+                const char *why);
+void tasks_drop(struct task_list *expired, struct task_list *gone);
+
+/* runtime.c */
+/* Enters a batch as the current one: the lock is held and compute is free. */
+void runtime_begin(struct runtime *runtime, struct batch *batch, uint64_t now_us);
+/* Works on a batch that was entered, frees compute, answers. No lock held. Returns true if the
+ * batch had become overdue: compute belongs to another thread. */
+bool runtime_run(struct runtime *runtime, struct batch *batch);
+
+#endif

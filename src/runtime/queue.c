@@ -1,0 +1,243 @@
+/* The waiting side: queues, which batch comes next, what it consists of. The lock is held here. */
+#include "runtime/internal.h"
+
+#include "base/clock.h"
+#include "base/tensor.h"
+
+void task_list_push(struct task_list *list, struct task *task)
+{
+    task->next = NULL;
+    if (list->tail != NULL)
+        list->tail->next = task;
+    else
+        list->head = task;
+    list->tail = task;
+}
+
+struct task *task_list_pop(struct task_list *list)
+{
+    struct task *task = list->head;
+
+    if (task == NULL)
+        return NULL;
+    list->head = task->next;
+    if (list->head == NULL)
+        list->tail = NULL;
+    task->next = NULL;
+    return task;
+}
+
+static void activate(struct task_pool *pool)
+{
+    struct runtime *runtime = pool->runtime;
+
+    if (pool->is_active)
+        return;
+    pool->is_active = true;
+    pool->next_active = NULL;
+    pool->prev_active = runtime->active_tail;
+    if (runtime->active_tail != NULL)
+        runtime->active_tail->next_active = pool;
+    else
+        runtime->active = pool;
+    runtime->active_tail = pool;
+}
+
+static void deactivate(struct task_pool *pool)
+{
+    struct runtime *runtime = pool->runtime;
+
+    if (!pool->is_active)
+        return;
+    pool->is_active = false;
+    if (pool->prev_active != NULL)
+        pool->prev_active->next_active = pool->next_active;
+    else
+        runtime->active = pool->next_active;
+    if (pool->next_active != NULL)
+        pool->next_active->prev_active = pool->prev_active;
+    else
+        runtime->active_tail = pool->prev_active;
+}
+
+static void count(struct task_pool *pool, const struct task *task, bool added)
+{
+    struct runtime *runtime = pool->runtime;
+
+    if (added) {
+        pool->stats.queued_tasks++;
+        pool->stats.queued_rows += task->rows;
+        runtime->stats.queued_tasks++;
+        runtime->stats.queued_bytes += task->bytes;
+    } else {
+        pool->stats.queued_tasks--;
+        pool->stats.queued_rows -= task->rows;
+        runtime->stats.queued_tasks--;
+        runtime->stats.queued_bytes -= task->bytes;
+    }
+}
+
+void queue_add(struct task_pool *pool, struct task *task)
+{
+    task_list_push(&pool->queue, task);
+    count(pool, task, true);
+    activate(pool);
+}
+
+void queue_take_all(struct task_pool *pool, struct task_list *out)
+{
+    for (struct task *task; (task = task_list_pop(&pool->queue)) != NULL;) {
+        count(pool, task, false);
+        task_list_push(out, task);
+    }
+    deactivate(pool);
+}
+
+/* Moves a task out if it is not worth working on any more. */
+static bool drop(struct task_pool *pool, struct task *task, uint64_t now_us,
+                 struct task_list *expired, struct task_list *gone)
+{
+    if (now_us >= task->deadline_us) {
+        pool->stats.expired++;
+        task_list_push(expired, task);
+    } else if (task->is_gone != NULL && task->is_gone(task)) {
+        pool->stats.cancelled++;
+        task_list_push(gone, task);
+    } else {
+        return false;
+    }
+    count(pool, task, false);
+    return true;
+}
+
+void queue_purge(struct task_pool *pool, uint64_t now_us, struct task_list *expired,
+                 struct task_list *gone)
+{
+    struct task_list kept = {0};
+
+    for (struct task *task; (task = task_list_pop(&pool->queue)) != NULL;)
+        if (!drop(pool, task, now_us, expired, gone))
+            task_list_push(&kept, task);
+    pool->queue = kept;
+    if (kept.head == NULL)
+        deactivate(pool);
+}
+
+/* The key is a hash, and shapes come from strangers: equal keys are compared in full. */
+static bool shapes_agree(const struct task *a, const struct task *b)
+{
+    if (a->shape_key != b->shape_key || a->tensor_count != b->tensor_count)
+        return false;
+    for (size_t i = 0; i < a->tensor_count; i++) {
+        const DLTensor *x = a->tensors[i];
+        const DLTensor *y = b->tensors[i];
+
+        if (x->ndim != y->ndim || !dtype_equal(x->dtype, y->dtype))
+            return false;
+        for (int d = 1; d < x->ndim; d++)
+            if (x->shape[d] != y->shape[d])
+                return false;
+    }
+    return true;
+}
+
+/*
+ * Takes the oldest task and those that go with it, in their order. The first one of its shape that
+ * does not fit closes the batch: a smaller one behind it must not overtake it for ever.
+ */
+static void fill(struct task_pool *pool, uint64_t now_us, struct batch *batch,
+                 struct task_list *expired, struct task_list *gone)
+{
+    struct task_list kept = {0};
+    bool closed = false;
+
+    while (!closed && pool->queue.head != NULL) {
+        struct task *task = task_list_pop(&pool->queue);
+        const struct task *first = batch->tasks.head;
+
+        if (drop(pool, task, now_us, expired, gone))
+            continue;
+        if (first != NULL && !shapes_agree(first, task)) {
+            task_list_push(&kept, task);
+        } else if (first != NULL && task->rows > pool->config.max_batch_size - batch->rows) {
+            task_list_push(&kept, task);
+            closed = true;
+        } else {
+            count(pool, task, false);
+            task_list_push(&batch->tasks, task);
+            batch->task_count++;
+            batch->rows += task->rows;
+            closed = batch->rows >= pool->config.max_batch_size;
+        }
+    }
+    /* What was passed over goes back in front of what was not looked at. */
+    if (kept.head != NULL) {
+        kept.tail->next = pool->queue.head;
+        if (pool->queue.tail == NULL)
+            pool->queue.tail = kept.tail;
+        pool->queue.head = kept.head;
+    }
+    if (pool->queue.head == NULL)
+        deactivate(pool);
+}
+
+/* When the pool's oldest task may go: now if enough rows wait that can go with it. */
+static uint64_t ready_at(const struct task_pool *pool)
+{
+    const struct task *first = pool->queue.head;
+    const struct task_pool_config *config = &pool->config;
+    int64_t rows = 0;
+
+    if (config->min_batch_size <= 1 || config->batch_timeout_us == 0)
+        return 0;
+    for (const struct task *t = first; t != NULL && rows < config->min_batch_size; t = t->next)
+        if (shapes_agree(first, t))
+            rows += t->rows;
+    return rows >= config->min_batch_size ? 0 : first->submitted_us + config->batch_timeout_us;
+}
+
+static struct task_pool *oldest_ready(struct runtime *runtime, uint64_t now_us, uint64_t *next)
+{
+    struct task_pool *best = NULL;
+
+    *next = CLOCK_NEVER;
+    for (struct task_pool *pool = runtime->active; pool != NULL; pool = pool->next_active) {
+        uint64_t at = ready_at(pool);
+
+        if (at > now_us) {
+            *next = at < *next ? at : *next;
+            continue;
+        }
+        if (best == NULL || pool->queue.head->submitted_us < best->queue.head->submitted_us)
+            best = pool;
+    }
+    return best;
+}
+
+bool queue_next_batch(struct runtime *runtime, uint64_t now_us, struct batch *batch,
+                      struct task_list *expired, struct task_list *gone, uint64_t *next)
+{
+    struct task_pool *pool;
+
+    while ((pool = oldest_ready(runtime, now_us, next)) != NULL) {
+        batch->pool = pool;
+        fill(pool, now_us, batch, expired, gone);
+        if (batch->task_count > 0)
+            return true;
+    }
+    return false;
+}
+
+static unsigned bucket_of(int64_t rows)
+{
+    return 63u - (unsigned)__builtin_clzll((unsigned long long)rows | 1u);
+}
+
+/* A batch of more rows takes longer, so a larger bucket's mean is an upper bound for a smaller. */
+float pool_estimate_us(const struct task_pool *pool, int64_t rows)
+{
+    for (unsigned i = bucket_of(rows); i < ESTIMATE_BUCKETS; i++)
+        if (pool->estimate_us[i] > 0)
+            return pool->estimate_us[i];
+    return -1;
+}
