@@ -21,9 +21,13 @@ struct skep_safetensors;
 /**
  * Opens a safetensors file, memory-mapped, and checks all of its header: sizes against the file's,
  * overlaps, gaps, types and shapes. A file that shrinks while it is open is not protected against.
+ * The header may have 16 MiB and names types and shapes that skep/tensor.h knows; JSON keys may not
+ * repeat.
  * @param out  owned: skep_safetensors_close(). NULL on failure.
- * @return SKEP_NOT_FOUND if it cannot be opened; SKEP_DATA_LOSS, with what is wrong, if it is not a
- *         whole safetensors file; SKEP_RESOURCE_EXHAUSTED if memory is short.
+ * @return SKEP_NOT_FOUND, SKEP_PERMISSION_DENIED or SKEP_INTERNAL if it cannot be opened, by the
+ *         system's reason; SKEP_INVALID_ARGUMENT if it is a folder, pipe or device; SKEP_DATA_LOSS,
+ *         with what is wrong, if it is not a whole safetensors file; SKEP_RESOURCE_EXHAUSTED if
+ *         memory is short.
  */
 SKEP_API SKEP_MUST_CHECK skep_status skep_safetensors_open(const char *path,
                                                            struct skep_safetensors **out,
@@ -64,7 +68,9 @@ struct skep_named_tensor {
  * Writes a safetensors file: to a temporary name beside it, fsynced, then renamed and the folder
  * fsynced, so that the path holds the old file or the whole new one.
  * @param metadata  NULL-terminated list of key, value, key, value...; may be NULL. Borrowed.
- * @return SKEP_INVALID_ARGUMENT for a duplicate or empty name or an unusable tensor;
+ * Tensors are written widest element type first, otherwise in the order given.
+ * @return SKEP_INVALID_ARGUMENT for a duplicate, empty or reserved name, text that is not UTF-8, an
+ *         unusable tensor, or a path that is there and is no regular file;
  *         SKEP_RESOURCE_EXHAUSTED if the disk is full; SKEP_PERMISSION_DENIED, SKEP_NOT_FOUND or
  *         SKEP_INTERNAL for other failures of the file system, named. No file is left behind then.
  */
