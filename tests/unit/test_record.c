@@ -1,0 +1,768 @@
+/* Records: round trips, and that nothing but the publisher's own statement for a key is accepted.
+ */
+#include "unit.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include <sodium.h>
+
+#include "base/alloc.h"
+#include "base/mp.h"
+#include "dht/record.h"
+#include "dht/record_internal.h"
+
+enum { NOW = 1800000000 };
+
+static struct identity publisher, stranger;
+static struct swarm_key private_key;
+static struct record_swarm open_swarm = {.name = "test", .clock_skew_s = 60};
+static struct record_swarm closed_swarm = {.name = "test", .key = &private_key, .clock_skew_s = 60};
+static struct record_swarm local_swarm = {.name = "test", .loopback = true, .clock_skew_s = 60};
+
+static struct record expert_record(void)
+{
+    struct record r = {
+        .kind = RECORD_EXPERT,
+        .seq = (uint64_t)NOW * 1000,
+        .expires_at = NOW + 60,
+        .expert =
+            {
+                .uid = "ffn.3.17",
+                .endpoint_count = 2,
+                .endpoints = {{.host = "192.0.2.7", .port = 4000},
+                              {.host = "2001:db8::7", .port = 4001}},
+                .cls = "ffn",
+                .schema_digest = {1, 2, 3, 255},
+                .features = RECORD_FEATURE_AES_GCM,
+                .load = {.examples_per_s = 12.5, .queued_tasks = 9},
+            },
+    };
+    memcpy(r.peer_id, publisher.peer_id, PEER_ID_BYTES);
+    return r;
+}
+
+static struct record prefix_record(int64_t *coords, size_t count)
+{
+    struct record r = {
+        .kind = RECORD_PREFIX,
+        .seq = (uint64_t)NOW * 1000,
+        .expires_at = NOW + 60,
+        .prefix =
+            {
+                .prefix = "ffn.3.",
+                .endpoint_count = 1,
+                .endpoints = {{.host = "192.0.2.7", .port = 4000}},
+                .parts = 1,
+                .coord_count = count,
+                .coords = coords,
+            },
+    };
+    memcpy(r.peer_id, publisher.peer_id, PEER_ID_BYTES);
+    return r;
+}
+
+static struct record node_record(void)
+{
+    struct record r = {
+        .kind = RECORD_NODE,
+        .seq = (uint64_t)NOW * 1000,
+        .expires_at = NOW + 3600,
+        .node =
+            {
+                .endpoint_count = 1,
+                .endpoints = {{.host = "node.example.org", .port = 65535}},
+                .features = RECORD_FEATURE_PLAINTEXT,
+                .state = "online",
+                .version = "0.1.0",
+                .expert_count = 12,
+                .load = {.examples_per_s = 0.25, .queued_tasks = 1},
+            },
+    };
+    memcpy(r.peer_id, publisher.peer_id, PEER_ID_BYTES);
+    return r;
+}
+
+static void key_of(const struct record *r, const struct record_swarm *swarm,
+                   uint8_t key[static RECORD_KEY_BYTES])
+{
+    if (r->kind == RECORD_EXPERT)
+        record_key_expert(swarm, r->expert.uid, key);
+    else if (r->kind == RECORD_PREFIX)
+        record_key_prefix(swarm, r->prefix.prefix, r->peer_id, key);
+    else
+        record_key_node(swarm, r->peer_id, key);
+}
+
+/* Encodes under the record's own key. */
+static struct bytes encode(const struct record *r, const struct record_swarm *swarm,
+                           uint8_t key[static RECORD_KEY_BYTES])
+{
+    struct bytes out = {0};
+    struct skep_error err;
+
+    key_of(r, swarm, key);
+    skep_status rc = record_encode(r, &publisher, swarm, key, &out, &err);
+    if (rc != SKEP_OK)
+        fail_msg("record_encode: %s", err.message);
+    return out;
+}
+
+static skep_status decode(struct record *out, const struct bytes *data,
+                          const struct record_swarm *swarm,
+                          const uint8_t key[static RECORD_KEY_BYTES])
+{
+    return record_decode(out, data->data, data->len, swarm, key, NOW, NULL);
+}
+
+/* A record signed by `identity` around any body: what a stranger with a good key could send. */
+static struct bytes forge(const struct identity *identity, uint64_t kind, uint64_t seq,
+                          int64_t expires_at, const struct bytes *body,
+                          const uint8_t key[static RECORD_KEY_BYTES])
+{
+    struct bytes out = {0}, message = {0};
+    uint8_t domain[RECORD_DOMAIN_BYTES];
+    uint8_t field[66] = {0xc4, 64};
+    msgpack_packer pk;
+
+    record_packer_init(&pk, &out);
+    msgpack_pack_array(&pk, 7);
+    msgpack_pack_uint64(&pk, 1);
+    msgpack_pack_uint64(&pk, kind);
+    mp_pack_bin(&pk, identity->peer_id, PEER_ID_BYTES);
+    msgpack_pack_uint64(&pk, seq);
+    msgpack_pack_int64(&pk, expires_at);
+    bytes_append(&out, body->data, body->len);
+    record_domain(key, domain);
+    bytes_append(&message, domain, sizeof(domain));
+    bytes_append(&message, out.data, out.len);
+    identity_sign(identity, message.data, message.len, field + 2);
+    bytes_append(&out, field, sizeof(field));
+    bytes_free(&message);
+    return out;
+}
+
+static void expert_survives_the_round_trip(void **state)
+{
+    (void)state;
+    struct record_swarm *swarms[] = {&open_swarm, &closed_swarm};
+    for (size_t s = 0; s < 2; s++) {
+        struct record in = expert_record(), out;
+        uint8_t key[RECORD_KEY_BYTES];
+        in.expert.offline = s == 1;
+        struct bytes data = encode(&in, swarms[s], key);
+        assert_int_equal(decode(&out, &data, swarms[s], key), SKEP_OK);
+        assert_int_equal(out.kind, RECORD_EXPERT);
+        assert_memory_equal(out.peer_id, publisher.peer_id, PEER_ID_BYTES);
+        assert_int_equal(out.seq, in.seq);
+        assert_int_equal(out.expires_at, in.expires_at);
+        assert_string_equal(out.expert.uid, "ffn.3.17");
+        assert_int_equal(out.expert.endpoint_count, 2);
+        assert_true(endpoint_equal(&out.expert.endpoints[0], &in.expert.endpoints[0]));
+        assert_true(endpoint_equal(&out.expert.endpoints[1], &in.expert.endpoints[1]));
+        assert_string_equal(out.expert.cls, "ffn");
+        assert_memory_equal(out.expert.schema_digest, in.expert.schema_digest, 16);
+        assert_int_equal(out.expert.features, RECORD_FEATURE_AES_GCM);
+        assert_int_equal(out.expert.offline, in.expert.offline);
+        assert_true(out.expert.load.examples_per_s == 12.5);
+        assert_int_equal(out.expert.load.queued_tasks, 9);
+        assert_true(record_value_id(&out) == record_value_id(&in));
+        record_free(&out);
+        bytes_free(&data);
+    }
+}
+
+static void prefix_survives_the_round_trip(void **state)
+{
+    (void)state;
+    int64_t coords[] = {0, 1, 200, 70000, INT64_MAX};
+    struct record in = prefix_record(coords, 5), out;
+    uint8_t key[RECORD_KEY_BYTES];
+
+    in.prefix.part = 2;
+    in.prefix.parts = 3;
+    struct bytes data = encode(&in, &open_swarm, key);
+    assert_int_equal(decode(&out, &data, &open_swarm, key), SKEP_OK);
+    assert_string_equal(out.prefix.prefix, "ffn.3.");
+    assert_int_equal(out.prefix.part, 2);
+    assert_int_equal(out.prefix.parts, 3);
+    assert_int_equal(out.prefix.coord_count, 5);
+    assert_memory_equal(out.prefix.coords, coords, sizeof(coords));
+    assert_true(record_value_id(&out) == record_value_id(&in));
+    record_free(&out);
+    bytes_free(&data);
+}
+
+static void empty_prefix_is_a_withdrawal(void **state)
+{
+    (void)state;
+    struct record in = prefix_record(NULL, 0), out;
+    uint8_t key[RECORD_KEY_BYTES];
+    struct bytes data = encode(&in, &open_swarm, key);
+
+    assert_int_equal(decode(&out, &data, &open_swarm, key), SKEP_OK);
+    assert_int_equal(out.prefix.coord_count, 0);
+    record_free(&out);
+    bytes_free(&data);
+}
+
+static void node_survives_the_round_trip_under_both_of_its_keys(void **state)
+{
+    (void)state;
+    struct record in = node_record(), out;
+    uint8_t keys[2][RECORD_KEY_BYTES];
+
+    record_key_node(&open_swarm, publisher.peer_id, keys[0]);
+    record_key_nodes_shard(&open_swarm, record_shard(publisher.peer_id), keys[1]);
+    for (int i = 0; i < 2; i++) {
+        struct bytes data = {0};
+        assert_int_equal(record_encode(&in, &publisher, &open_swarm, keys[i], &data, NULL),
+                         SKEP_OK);
+        assert_int_equal(decode(&out, &data, &open_swarm, keys[i]), SKEP_OK);
+        assert_string_equal(out.node.state, "online");
+        assert_string_equal(out.node.version, "0.1.0");
+        assert_int_equal(out.node.expert_count, 12);
+        assert_string_equal(out.node.endpoints[0].host, "node.example.org");
+        assert_int_equal(out.node.endpoints[0].port, 65535);
+        record_free(&out);
+        bytes_free(&data);
+    }
+}
+
+static void every_changed_byte_is_noticed(void **state)
+{
+    (void)state;
+    struct record_swarm *swarms[] = {&open_swarm, &closed_swarm};
+    for (size_t s = 0; s < 2; s++) {
+        struct record in = expert_record(), out;
+        uint8_t key[RECORD_KEY_BYTES];
+        struct bytes data = encode(&in, swarms[s], key);
+        uint64_t id = record_value_id(&in);
+        for (size_t i = 0; i < data.len; i++) {
+            data.data[i] ^= 0x01;
+            assert_int_not_equal(decode(&out, &data, swarms[s], key), SKEP_OK);
+            assert_false(record_store_policy(data.data, data.len, id, key, swarms[s], NOW));
+            data.data[i] ^= 0x01;
+        }
+        assert_int_equal(decode(&out, &data, swarms[s], key), SKEP_OK);
+        record_free(&out);
+        bytes_free(&data);
+    }
+}
+
+static void truncated_and_extended_records_are_refused(void **state)
+{
+    (void)state;
+    int64_t coords[] = {1, 2, 3};
+    struct record in = prefix_record(coords, 3), out;
+    uint8_t key[RECORD_KEY_BYTES];
+    struct bytes data = encode(&in, &open_swarm, key);
+    size_t whole = data.len;
+
+    for (data.len = 0; data.len < whole; data.len++) {
+        /* A copy of exact size, so that a read past the end is seen by the sanitizer. */
+        struct bytes cut = {0};
+        assert_true(bytes_append(&cut, data.data, data.len));
+        assert_int_not_equal(decode(&out, &cut, &open_swarm, key), SKEP_OK);
+        bytes_free(&cut);
+    }
+    assert_true(bytes_append(&data, "", 1));
+    assert_int_equal(decode(&out, &data, &open_swarm, key), SKEP_DATA_LOSS);
+    bytes_free(&data);
+}
+
+static void a_record_holds_under_its_own_key_only(void **state)
+{
+    (void)state;
+    struct record in = expert_record(), out;
+    uint8_t key[RECORD_KEY_BYTES], other[RECORD_KEY_BYTES];
+    struct bytes data = encode(&in, &open_swarm, key);
+
+    record_key_expert(&open_swarm, "ffn.3.18", other);
+    assert_int_equal(decode(&out, &data, &open_swarm, other), SKEP_UNAUTHENTICATED);
+    bytes_free(&data);
+
+    /* Signed for the other key, but about this expert: the subject gives it away. */
+    assert_int_equal(record_encode(&in, &publisher, &open_swarm, other, &data, NULL), SKEP_OK);
+    assert_int_equal(decode(&out, &data, &open_swarm, other), SKEP_DATA_LOSS);
+    assert_false(
+        record_store_policy(data.data, data.len, record_value_id(&in), other, &open_swarm, NOW));
+    bytes_free(&data);
+}
+
+static void one_node_cannot_speak_for_another(void **state)
+{
+    (void)state;
+    struct record in = node_record(), out;
+    uint8_t key[RECORD_KEY_BYTES];
+    struct bytes data = {0};
+
+    record_key_node(&open_swarm, publisher.peer_id, key);
+    assert_int_equal(record_encode(&in, &stranger, &open_swarm, key, &data, NULL), SKEP_OK);
+    assert_int_equal(decode(&out, &data, &open_swarm, key), SKEP_DATA_LOSS);
+    bytes_free(&data);
+}
+
+static void times_are_bounded_on_both_sides(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t expires_in, seq_in_s;
+        skep_status expected;
+    } cases[] = {
+        {-61, 0, SKEP_DEADLINE_EXCEEDED},
+        {-60, 0, SKEP_DEADLINE_EXCEEDED},
+        {-59, 0, SKEP_OK}, /* within the clocks' difference */
+        {3600, 0, SKEP_OK},
+        {3660, 0, SKEP_OK},
+        {3661, 0, SKEP_INVALID_ARGUMENT},
+        {100000000, 0, SKEP_INVALID_ARGUMENT},
+        {60, 3660, SKEP_OK},
+        {60, 3661, SKEP_INVALID_ARGUMENT},
+        {60, INT32_MAX, SKEP_INVALID_ARGUMENT},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct record in = expert_record(), out;
+        uint8_t key[RECORD_KEY_BYTES];
+        in.expires_at = NOW + cases[i].expires_in;
+        in.seq = (uint64_t)(NOW + cases[i].seq_in_s) * 1000;
+        struct bytes data = encode(&in, &open_swarm, key);
+        assert_int_equal(decode(&out, &data, &open_swarm, key), cases[i].expected);
+        assert_int_equal(
+            record_store_policy(data.data, data.len, record_value_id(&in), key, &open_swarm, NOW),
+            cases[i].expected == SKEP_OK);
+        record_free(&out);
+        bytes_free(&data);
+    }
+}
+
+static void over_limits_is_refused_before_sending(void **state)
+{
+    (void)state;
+    struct record in = expert_record();
+    struct bytes out = {0};
+    uint8_t key[RECORD_KEY_BYTES] = {0};
+
+    in.expert.endpoint_count = 4;
+    for (size_t i = 0; i < 4; i++) {
+        memset(in.expert.endpoints[i].host, 'a', 253);
+        in.expert.endpoints[i].host[253] = '\0';
+        in.expert.endpoints[i].port = 1;
+    }
+    assert_int_equal(record_encode(&in, &publisher, &open_swarm, key, &out, NULL),
+                     SKEP_INVALID_ARGUMENT);
+    assert_null(out.data);
+
+    size_t count = 20000; /* of five bytes each */
+    int64_t *coords = mem_calloc(count, sizeof(*coords));
+    for (size_t i = 0; i < count; i++)
+        coords[i] = (int64_t)i * 100000;
+    struct record prefix = prefix_record(coords, count);
+    assert_int_equal(record_encode(&prefix, &publisher, &open_swarm, key, &out, NULL),
+                     SKEP_INVALID_ARGUMENT);
+    prefix.prefix.coord_count = 12000;
+    assert_int_equal(record_encode(&prefix, &publisher, &open_swarm, key, &out, NULL), SKEP_OK);
+    assert_in_range(out.len, 50000, RECORD_MAX_PREFIX_BYTES);
+    bytes_free(&out);
+    mem_free(coords);
+}
+
+static void over_limits_is_refused_on_arrival(void **state)
+{
+    (void)state;
+    struct record out, in = expert_record();
+    uint8_t key[RECORD_KEY_BYTES];
+    static uint8_t noise[RECORD_MAX_PREFIX_BYTES + 1];
+    struct bytes body = {0}, small = {0};
+
+    key_of(&in, &open_swarm, key);
+    assert_int_equal(record_decode(&out, noise, sizeof(noise), &open_swarm, key, NOW, NULL),
+                     SKEP_INVALID_ARGUMENT);
+    /* A body of 2 KB, well signed: over what an expert record may take. */
+    assert_true(body_pack(&in, &body));
+    body.data[0] = (uint8_t)(body.data[0] + 1); /* one field more */
+    msgpack_packer pk;
+    record_packer_init(&pk, &body);
+    mp_pack_str(&pk, "padding");
+    mp_pack_bin(&pk, noise, 2048);
+    struct bytes data = forge(&publisher, RECORD_EXPERT, in.seq, in.expires_at, &body, key);
+    assert_int_equal(decode(&out, &data, &open_swarm, key), SKEP_INVALID_ARGUMENT);
+    bytes_free(&data);
+    bytes_free(&body);
+    bytes_free(&small);
+}
+
+static void unknown_fields_of_a_body_are_ignored(void **state)
+{
+    (void)state;
+    struct record out, in = expert_record();
+    uint8_t key[RECORD_KEY_BYTES];
+    struct bytes body = {0};
+    msgpack_packer pk;
+
+    key_of(&in, &open_swarm, key);
+    assert_true(body_pack(&in, &body));
+    body.data[0] = (uint8_t)(body.data[0] + 1);
+    record_packer_init(&pk, &body);
+    mp_pack_str(&pk, "later");
+    msgpack_pack_array(&pk, 0);
+    struct bytes data = forge(&publisher, RECORD_EXPERT, in.seq, in.expires_at, &body, key);
+    assert_int_equal(decode(&out, &data, &open_swarm, key), SKEP_OK);
+    record_free(&out);
+    bytes_free(&data);
+    bytes_free(&body);
+}
+
+static void unknown_versions_and_kinds_are_refused(void **state)
+{
+    (void)state;
+    struct record out, in = expert_record();
+    uint8_t key[RECORD_KEY_BYTES];
+    struct bytes body = {0};
+
+    key_of(&in, &open_swarm, key);
+    assert_true(body_pack(&in, &body));
+    for (uint64_t kind = 0; kind < 300; kind++) {
+        struct bytes data = forge(&publisher, kind, in.seq, in.expires_at, &body, key);
+        assert_int_equal(decode(&out, &data, &open_swarm, key),
+                         kind == RECORD_EXPERT ? SKEP_OK : SKEP_DATA_LOSS);
+        record_free(&out);
+        bytes_free(&data);
+    }
+    struct bytes data = forge(&publisher, RECORD_EXPERT, in.seq, in.expires_at, &body, key);
+    data.data[1] = RECORD_VERSION + 1;
+    assert_int_equal(decode(&out, &data, &open_swarm, key), SKEP_DATA_LOSS);
+    bytes_free(&data);
+    bytes_free(&body);
+}
+
+/* Every field of a well-signed body, replaced by a value of another type. */
+static void body_fields_of_other_types_are_refused(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"uid", "endpoints", "class", "schema", "features", "load"};
+    struct record out, in = expert_record();
+    uint8_t key[RECORD_KEY_BYTES];
+
+    key_of(&in, &open_swarm, key);
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        struct bytes whole = {0}, body = {0};
+        msgpack_packer pk;
+        assert_true(body_pack(&in, &whole));
+        /* The first of two equal names wins, so the wrong one is put in front. */
+        uint8_t head = (uint8_t)(whole.data[0] + 1);
+        assert_true(bytes_append(&body, &head, 1));
+        record_packer_init(&pk, &body);
+        mp_pack_str(&pk, names[i]);
+        msgpack_pack_map(&pk, 0);
+        assert_true(bytes_append(&body, whole.data + 1, whole.len - 1));
+        struct bytes data = forge(&publisher, RECORD_EXPERT, in.seq, in.expires_at, &body, key);
+        assert_int_equal(decode(&out, &data, &open_swarm, key), SKEP_DATA_LOSS);
+        bytes_free(&data);
+        bytes_free(&body);
+        bytes_free(&whole);
+    }
+}
+
+static const char *const undialable[] = {"",          "0.0.0.0", "::",        "::ffff:0.0.0.0",
+                                         "127.0.0.1", "::1",     "localhost", "127.8.9.1"};
+
+static void endpoints_nobody_can_dial_are_never_published(void **state)
+{
+    (void)state;
+    struct bytes out = {0};
+    uint8_t key[RECORD_KEY_BYTES] = {0};
+    struct record in = expert_record();
+
+    for (size_t i = 0; i < sizeof(undialable) / sizeof(undialable[0]); i++) {
+        in = expert_record();
+        snprintf(in.expert.endpoints[1].host, sizeof(in.expert.endpoints[1].host), "%s",
+                 undialable[i]);
+        assert_int_equal(record_encode(&in, &publisher, &open_swarm, key, &out, NULL),
+                         SKEP_INVALID_ARGUMENT);
+    }
+    in = expert_record();
+    in.expert.endpoints[0].port = 0;
+    assert_int_equal(record_encode(&in, &publisher, &open_swarm, key, &out, NULL),
+                     SKEP_INVALID_ARGUMENT);
+    in = expert_record();
+    in.expert.endpoint_count = 0;
+    assert_int_equal(record_encode(&in, &publisher, &open_swarm, key, &out, NULL),
+                     SKEP_INVALID_ARGUMENT);
+}
+
+static void loopback_is_fine_in_a_loopback_swarm_and_dropped_elsewhere(void **state)
+{
+    (void)state;
+    struct record in = expert_record(), out;
+    uint8_t key[RECORD_KEY_BYTES];
+
+    strcpy(in.expert.endpoints[0].host, "127.0.0.1");
+    struct bytes data = encode(&in, &local_swarm, key);
+    assert_int_equal(decode(&out, &data, &local_swarm, key), SKEP_OK);
+    assert_int_equal(out.expert.endpoint_count, 2);
+    assert_int_equal(decode(&out, &data, &open_swarm, key), SKEP_OK);
+    assert_int_equal(out.expert.endpoint_count, 1);
+    assert_string_equal(out.expert.endpoints[0].host, "2001:db8::7");
+    bytes_free(&data);
+
+    in.expert.endpoint_count = 1;
+    data = encode(&in, &local_swarm, key);
+    assert_int_equal(decode(&out, &data, &open_swarm, key), SKEP_INVALID_ARGUMENT);
+    bytes_free(&data);
+}
+
+static void endpoints_that_are_garbage_are_dropped(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {"",       ":1",        "host",    "host:0",
+                                        "host:*", "0.0.0.0:1", "[::]:1",  "host:99999",
+                                        "a b:1",  "::1:2",     "[::1]:5", "localhost:5"};
+    struct record out;
+    uint8_t key[RECORD_KEY_BYTES];
+
+    record_key_node(&open_swarm, publisher.peer_id, key);
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+        struct bytes body = {0};
+        msgpack_packer pk;
+        record_packer_init(&pk, &body);
+        msgpack_pack_map(&pk, 3);
+        mp_pack_str(&pk, "state");
+        mp_pack_str(&pk, "online");
+        mp_pack_str(&pk, "version");
+        mp_pack_str(&pk, "1");
+        mp_pack_str(&pk, "endpoints");
+        msgpack_pack_array(&pk, 1);
+        mp_pack_str(&pk, texts[i]);
+        struct bytes data =
+            forge(&publisher, RECORD_NODE, (uint64_t)NOW * 1000, NOW + 60, &body, key);
+        assert_int_equal(decode(&out, &data, &open_swarm, key), SKEP_INVALID_ARGUMENT);
+        bytes_free(&data);
+        bytes_free(&body);
+    }
+}
+
+static void a_private_swarm_reads_and_stores_only_its_own(void **state)
+{
+    (void)state;
+    struct swarm_key other_key;
+    uint8_t secret[32] = {9}, key[RECORD_KEY_BYTES], open_key[RECORD_KEY_BYTES];
+    struct record in = expert_record(), out;
+
+    swarm_key_from_secret(&other_key, secret);
+    struct record_swarm other = closed_swarm;
+    other.key = &other_key;
+    struct bytes sealed = encode(&in, &closed_swarm, key);
+    assert_null(memmem(sealed.data, sealed.len, "ffn", 3));
+    assert_null(memmem(sealed.data, sealed.len, "192.0.2.7", 9));
+    /* Even somebody who learnt the DHT key cannot read it there, nor plant a plain one. */
+    assert_int_equal(decode(&out, &sealed, &other, key), SKEP_UNAUTHENTICATED);
+    assert_int_equal(decode(&out, &sealed, &open_swarm, key), SKEP_UNAUTHENTICATED);
+    bytes_free(&sealed);
+
+    struct bytes plain = {0};
+    assert_int_equal(record_encode(&in, &publisher, &open_swarm, key, &plain, NULL), SKEP_OK);
+    assert_int_equal(decode(&out, &plain, &closed_swarm, key), SKEP_UNAUTHENTICATED);
+    assert_false(
+        record_store_policy(plain.data, plain.len, record_value_id(&in), key, &closed_swarm, NOW));
+    bytes_free(&plain);
+    record_key_expert(&open_swarm, in.expert.uid, open_key);
+    assert_memory_not_equal(key, open_key, RECORD_KEY_BYTES);
+}
+
+static void store_policy_binds_the_value_id(void **state)
+{
+    (void)state;
+    struct record in = expert_record();
+    uint8_t key[RECORD_KEY_BYTES];
+    struct bytes data = encode(&in, &open_swarm, key);
+    uint64_t id = record_value_id(&in);
+
+    assert_true(record_store_policy(data.data, data.len, id, key, &open_swarm, NOW));
+    assert_false(record_store_policy(data.data, data.len, id + 1, key, &open_swarm, NOW));
+    assert_false(record_store_policy(data.data, 0, id, key, &open_swarm, NOW));
+    bytes_free(&data);
+}
+
+static void edit_policy_wants_the_same_peer_and_a_higher_seq(void **state)
+{
+    (void)state;
+    struct record in = expert_record();
+    uint8_t key[RECORD_KEY_BYTES];
+    uint64_t id = record_value_id(&in);
+    struct bytes first = encode(&in, &open_swarm, key), second = {0}, theirs = {0};
+
+    in.seq++;
+    in.expert.load.queued_tasks = 0;
+    in.expert.offline = true;
+    assert_true(record_value_id(&in) == id);
+    assert_int_equal(record_encode(&in, &publisher, &open_swarm, key, &second, NULL), SKEP_OK);
+    in.seq++;
+    assert_int_equal(record_encode(&in, &stranger, &open_swarm, key, &theirs, NULL), SKEP_OK);
+
+    assert_true(record_edit_policy(first.data, first.len, second.data, second.len, id, key,
+                                   &open_swarm, NOW));
+    assert_false(record_edit_policy(second.data, second.len, first.data, first.len, id, key,
+                                    &open_swarm, NOW));
+    assert_false(record_edit_policy(first.data, first.len, first.data, first.len, id, key,
+                                    &open_swarm, NOW));
+    assert_false(record_edit_policy(first.data, first.len, theirs.data, theirs.len, id, key,
+                                    &open_swarm, NOW));
+    assert_false(record_edit_policy(first.data, first.len, second.data, second.len - 1, id, key,
+                                    &open_swarm, NOW));
+    /* What is stored is no record: it has no claim to the id. */
+    assert_true(record_edit_policy((const uint8_t *)"junk", 4, second.data, second.len, id, key,
+                                   &open_swarm, NOW));
+    bytes_free(&first);
+    bytes_free(&second);
+    bytes_free(&theirs);
+}
+
+static void value_id_changes_with_the_statement_not_with_its_figures(void **state)
+{
+    (void)state;
+    struct record a = expert_record(), b = expert_record();
+
+    b.seq += 1000;
+    b.expires_at += 30;
+    b.expert.load.examples_per_s = 1;
+    assert_true(record_value_id(&a) == record_value_id(&b));
+    b.expert.endpoints[0].port++;
+    assert_true(record_value_id(&a) != record_value_id(&b));
+    b = a;
+    b.expert.schema_digest[15]++;
+    assert_true(record_value_id(&a) != record_value_id(&b));
+    b = a;
+    b.peer_id[0]++;
+    assert_true(record_value_id(&a) != record_value_id(&b));
+
+    int64_t coords[] = {1, 2}, others[] = {1, 3};
+    a = prefix_record(coords, 2);
+    b = prefix_record(others, 2);
+    assert_true(record_value_id(&a) != record_value_id(&b));
+}
+
+static void keys_differ_by_swarm_kind_and_subject(void **state)
+{
+    (void)state;
+    struct record_swarm other = {.name = "tes", .clock_skew_s = 60};
+    uint8_t keys[9][RECORD_KEY_BYTES], root[RECORD_KEY_BYTES];
+
+    record_key_expert(&open_swarm, "ffn.3", keys[0]);
+    record_key_expert(&open_swarm, "ffn.4", keys[1]);
+    record_key_expert(&other, "ffn.3", keys[2]);
+    record_key_expert(&closed_swarm, "ffn.3", keys[3]);
+    record_key_prefix(&open_swarm, "ffn.3.", publisher.peer_id, keys[4]);
+    record_key_prefix_root(&open_swarm, "ffn.", 0, keys[5]);
+    record_key_prefix_root(&open_swarm, "ffn.", 15, keys[6]);
+    record_key_node(&open_swarm, publisher.peer_id, keys[7]);
+    record_key_nodes_shard(&open_swarm, 0, keys[8]);
+    for (size_t i = 0; i < 9; i++)
+        for (size_t j = 0; j < i; j++)
+            assert_memory_not_equal(keys[i], keys[j], RECORD_KEY_BYTES);
+    record_key_prefix(&open_swarm, "ffn.", publisher.peer_id, root);
+    record_key_prefix_root(&open_swarm, "ffn.", record_shard(publisher.peer_id), keys[0]);
+    assert_memory_equal(root, keys[0], RECORD_KEY_BYTES);
+    /* One prefix is one key for all nodes, below the root. */
+    record_key_prefix(&open_swarm, "ffn.3.", stranger.peer_id, root);
+    assert_memory_equal(root, keys[4], RECORD_KEY_BYTES);
+    assert_true(record_network_id(&open_swarm) != record_network_id(&other));
+    assert_true(record_network_id(&open_swarm) != 0);
+}
+
+/* The figures of docs/records.md: a change of the format shows here first. */
+static void keys_are_those_of_the_specification(void **state)
+{
+    (void)state;
+    struct record_swarm swarm = {.name = "skep", .clock_skew_s = 60};
+    uint8_t key[RECORD_KEY_BYTES], peer[PEER_ID_BYTES] = {0x1f};
+    char hex[2 * RECORD_KEY_BYTES + 1];
+
+    record_key_expert(&swarm, "ffn.3.17", key);
+    hex_encode(hex, key, sizeof(key));
+    assert_string_equal(hex, "06c9de7e0d29221f09fd2c88b364a4d12813e4eb");
+    record_key_prefix(&swarm, "ffn.", peer, key);
+    hex_encode(hex, key, sizeof(key));
+    assert_string_equal(hex, "aa85b032f62c4af844ae403b74251eccaa29c183");
+    assert_int_equal(record_network_id(&swarm), 0xecbf742d);
+    assert_int_equal(record_shard(peer), 15);
+}
+
+static void types_cover_the_lifetimes(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t lifetime_s;
+        unsigned type;
+    } cases[] = {{20, 0}, {60, 0}, {61, 1}, {300, 1}, {301, 2}, {900, 2}, {901, 3}, {9999, 3}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        assert_int_equal(record_type_for(cases[i].lifetime_s), cases[i].type);
+}
+
+static void every_allocation_may_fail(void **state)
+{
+    (void)state;
+    int64_t coords[] = {1, 2, 3};
+    struct record in = prefix_record(coords, 3), out;
+    uint8_t key[RECORD_KEY_BYTES];
+    bool failed = true;
+
+    key_of(&in, &closed_swarm, key);
+    for (long nth = 1; failed; nth++) {
+        struct bytes data = {0};
+        mem_fail_at(nth);
+        skep_status rc = record_encode(&in, &publisher, &closed_swarm, key, &data, NULL);
+        if (rc == SKEP_OK)
+            rc = decode(&out, &data, &closed_swarm, key);
+        failed = !mem_fail_pending();
+        mem_fail_at(0);
+        assert_int_equal(rc, failed ? SKEP_RESOURCE_EXHAUSTED : SKEP_OK);
+        if (rc == SKEP_OK)
+            record_free(&out);
+        bytes_free(&data);
+    }
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    uint8_t seed[32] = {1}, other[32] = {2};
+    if (identity_system_init(NULL) != SKEP_OK ||
+        identity_from_seed(&publisher, seed, NULL) != SKEP_OK ||
+        identity_from_seed(&stranger, other, NULL) != SKEP_OK)
+        return -1;
+    swarm_key_from_secret(&private_key, seed);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(expert_survives_the_round_trip),
+        cmocka_unit_test(prefix_survives_the_round_trip),
+        cmocka_unit_test(empty_prefix_is_a_withdrawal),
+        cmocka_unit_test(node_survives_the_round_trip_under_both_of_its_keys),
+        cmocka_unit_test(every_changed_byte_is_noticed),
+        cmocka_unit_test(truncated_and_extended_records_are_refused),
+        cmocka_unit_test(a_record_holds_under_its_own_key_only),
+        cmocka_unit_test(one_node_cannot_speak_for_another),
+        cmocka_unit_test(times_are_bounded_on_both_sides),
+        cmocka_unit_test(over_limits_is_refused_before_sending),
+        cmocka_unit_test(over_limits_is_refused_on_arrival),
+        cmocka_unit_test(unknown_fields_of_a_body_are_ignored),
+        cmocka_unit_test(unknown_versions_and_kinds_are_refused),
+        cmocka_unit_test(body_fields_of_other_types_are_refused),
+        cmocka_unit_test(endpoints_nobody_can_dial_are_never_published),
+        cmocka_unit_test(loopback_is_fine_in_a_loopback_swarm_and_dropped_elsewhere),
+        cmocka_unit_test(endpoints_that_are_garbage_are_dropped),
+        cmocka_unit_test(a_private_swarm_reads_and_stores_only_its_own),
+        cmocka_unit_test(store_policy_binds_the_value_id),
+        cmocka_unit_test(edit_policy_wants_the_same_peer_and_a_higher_seq),
+        cmocka_unit_test(value_id_changes_with_the_statement_not_with_its_figures),
+        cmocka_unit_test(keys_differ_by_swarm_kind_and_subject),
+        cmocka_unit_test(keys_are_those_of_the_specification),
+        cmocka_unit_test(types_cover_the_lifetimes),
+        cmocka_unit_test(every_allocation_may_fail),
+    };
+    return cmocka_run_group_tests(tests, set_up, NULL);
+}
