@@ -1,5 +1,10 @@
 /*
  * A libuv loop on a thread of its own. Other threads reach it only by loop_post().
+ *
+ * One turn of the loop: expired timers; then the jobs posted meanwhile; then the hooks, which send
+ * what all of these have produced, so that many small results share one system call; then it
+ * sleeps. Descriptors: libuv's own four of a loop (epoll, eventfd, a pipe for signals) have no
+ * interface by which they could be moved above FD_LOW_LIMIT, and stay low.
  */
 #ifndef SKEP_NET_LOOP_H
 #define SKEP_NET_LOOP_H
@@ -16,19 +21,31 @@ struct loop_job {
     struct loop_job *next;             /* the loop's */
 };
 
+/* Runs on the loop's thread each time before the loop sleeps, after the posted jobs. */
+struct loop_hook {
+    void (*run)(struct loop_hook *hook);
+    struct loop_hook *next; /* the loop's */
+};
+
+/* @param thread_name  borrowed for the call. @param out  owned: loop_free(). */
 SKEP_MUST_CHECK skep_status loop_new(const char *thread_name, struct loop **out,
                                      struct skep_error *err);
 /*
  * Runs a job on the loop's thread, in order of posting. The job is borrowed until it runs.
  * Thread: any, the loop's own included (it runs later then, never inside this call).
- * Jobs posted after loop_stop() began are run by it too, before it returns.
+ * A job posted while loop_free() runs, by another job or hook, is run too before loop_free()
+ * returns; a call of loop_post() on another thread must have returned before loop_free() is called.
  */
 void loop_post(struct loop *loop, struct loop_job *job);
+/* Adds or removes a hook. Borrowed until removed. On the loop's thread only, not from a hook. */
+void loop_add_hook(struct loop *loop, struct loop_hook *hook);
+void loop_remove_hook(struct loop *loop, struct loop_hook *hook);
 /* Runs fn on the loop's thread and waits for its end. Not from the loop's own thread. */
 void loop_call(struct loop *loop, void (*fn)(void *arg), void *arg);
 bool loop_is_own_thread(const struct loop *loop);
 uv_loop_t *loop_uv(struct loop *loop); /* for use on its thread only */
-/* All handles must have been closed by their owners. Ends the thread, frees. NULL is allowed. */
+/* All handles must have been closed by their owners (or be closing); requests under way are waited
+ * for. Ends the thread, frees. NULL is allowed. Not from the loop's own thread. */
 void loop_free(struct loop *loop);
 
 #endif

@@ -29,7 +29,11 @@ struct pool_config {
     uint32_t idle_timeout_ms;
 };
 
-enum { POOL_MAX_ENDPOINTS = 4 };
+enum {
+    POOL_MAX_ENDPOINTS = 4,
+    POOL_MAX_WAITING = 1024,     /* calls to one peer that wait for a connection or a stream */
+    POOL_MAX_OPEN_CALLS = 65536, /* of a pool, in whatever state */
+};
 
 /* Whom to call. Connections are shared by peer id; without one, by endpoint. */
 struct pool_target {
@@ -42,8 +46,10 @@ struct pool_target {
 
 /*
  * One call's end, exactly once.
- * @param reply    as the peer sent it (any status), or NULL if none came. View.
- * @param tensors  reply->tensor_count tensors, taken by the callee: each skep_tensor_free().
+ * @param reply    as the peer sent it (any status), or NULL if none came. View, as long as its
+ *                 tensor_count: the struct must not be copied as a whole.
+ * @param tensors  reply->tensor_count tensors, each taken by the callee: skep_tensor_free(). The
+ *                 array is a view. NULL if reply is NULL.
  * @param sent     the peer may have seen the request.
  * @param err      if reply is NULL: why. SKEP_UNAVAILABLE: no connection, or lost;
  * _UNAUTHENTICATED; _DEADLINE_EXCEEDED; _CANCELLED; _INVALID_ARGUMENT: over our own limits;
@@ -59,20 +65,24 @@ void pool_free(struct pool *pool);
 
 /*
  * Starts a call.
- * @param headers      copied (params too).
+ * @param headers      copied (params too); its tensor descriptors must describe `tensors`.
  * @param tensors      the structures are copied, their data are borrowed until done.
  * @param deadline_us  bounds all of it, connecting included; also sent to the peer as what is left.
  * @param done         never runs inside this call unless it is made on the pool's own thread from
  *                     within another `done`; it may start further calls.
  * @param out          may be NULL; for pool_cancel() only, valid until done has returned.
- * @return other than SKEP_OK: nothing was started and done will not run.
+ * @return other than SKEP_OK: nothing was started and done will not run. SKEP_INVALID_ARGUMENT: no
+ *         endpoint, or too many tensors; SKEP_RESOURCE_EXHAUSTED: memory is short or
+ *         POOL_MAX_OPEN_CALLS are open; SKEP_CANCELLED: pool_free() has begun.
  */
 SKEP_MUST_CHECK skep_status pool_call(struct pool *pool, const struct pool_target *target,
                                       const struct call_headers *headers,
                                       const DLTensor *const *tensors, uint64_t deadline_us,
                                       pool_done_fn done, void *arg, struct pool_call **out,
                                       struct skep_error *err);
-/* Asks for its end; done still runs once (SKEP_CANCELLED, or what came first). Thread: any. */
+/* Asks for its end; done still runs once (SKEP_CANCELLED, or what came first). Thread: any. It must
+ * have returned before done returns: a `done` that takes the lock under which this is called, or
+ * that is waited for by the same thread, sees to that. */
 void pool_cancel(struct pool *pool, struct pool_call *call);
 /* Last measured round trip to a peer in microseconds, 0 if unknown. Thread: any. */
 uint64_t pool_peer_rtt_us(struct pool *pool, const uint8_t peer_id[static PEER_ID_BYTES]);

@@ -1,0 +1,191 @@
+/*
+ * Connecting to a peer: its endpoints in order, of each all addresses, one after the other, until
+ * one of them has answered as a Skep peer with the right identity. What failed is gathered into one
+ * sentence for the calls that wait.
+ */
+#include "net/pool_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+
+/* Adds one attempt's failure. The gravest status wins: a wrong identity says more than a refusal.
+ */
+static void add_failure(struct dial *dial, const struct skep_error *why)
+{
+    struct skep_error *all = &dial->failure;
+    size_t len = strlen(all->message);
+
+    if (len == 0) {
+        *all = *why;
+        return;
+    }
+    snprintf(all->message + len, sizeof(all->message) - len, "; %s", why->message);
+    if (why->status == SKEP_UNAUTHENTICATED)
+        all->status = SKEP_UNAUTHENTICATED;
+}
+
+static void give_up(struct peer *peer)
+{
+    struct skep_error why = peer->dial.failure;
+
+    peer->dial.active = false;
+    pool_peer_fail_waiting(peer, &why);
+}
+
+static void fail_endpoint(struct dial *dial, const char *why)
+{
+    char text[ENDPOINT_TEXT_BYTES];
+    struct skep_error err;
+
+    error_set(&err, SKEP_UNAVAILABLE, "%s: %s", endpoint_format(&dial->endpoint, text), why);
+    add_failure(dial, &err);
+}
+
+static void dial_on(struct peer *peer);
+
+static void on_looked_up(uv_getaddrinfo_t *request, int status, struct addrinfo *list)
+{
+    struct lookup *lookup = request->data;
+    struct peer *peer = lookup->peer;
+    char why[128];
+
+    mem_free(lookup);
+    if (peer != NULL) {
+        struct dial *dial = &peer->dial;
+        dial->lookup = NULL;
+        for (struct addrinfo *a = list; a != NULL; a = a->ai_next) {
+            struct address *to = &dial->addresses[dial->address_count];
+            if (dial->address_count == POOL_MAX_ADDRESSES || a->ai_addrlen > sizeof(to->sa))
+                break;
+            memset(to, 0, sizeof(*to));
+            memcpy(&to->sa, a->ai_addr, a->ai_addrlen);
+            to->len = a->ai_addrlen;
+            dial->address_count++;
+        }
+        if (dial->address_count == 0) {
+            snprintf(why, sizeof(why), "the name cannot be resolved: %s",
+                     status != 0 ? uv_strerror(status) : "no address");
+            fail_endpoint(dial, why);
+        }
+        dial_on(peer);
+    }
+    uv_freeaddrinfo(list);
+}
+
+/* On libuv's own threads: names take as long as they take, and the loop has others to serve. */
+static bool start_lookup(struct peer *peer)
+{
+    struct dial *dial = &peer->dial;
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+    char port[8];
+    struct lookup *lookup = mem_calloc(1, sizeof(*lookup));
+
+    if (lookup == NULL) {
+        fail_endpoint(dial, "out of memory");
+        return false;
+    }
+    snprintf(port, sizeof(port), "%u", (unsigned)dial->endpoint.port);
+    lookup->peer = peer;
+    lookup->request.data = lookup;
+    int uv = uv_getaddrinfo(loop_uv(peer->pool->loop), &lookup->request, on_looked_up,
+                            dial->endpoint.host, port, &hints);
+    if (uv != 0) {
+        mem_free(lookup);
+        fail_endpoint(dial, uv_strerror(uv));
+        return false;
+    }
+    dial->lookup = lookup;
+    return true;
+}
+
+/* Takes up the next endpoint. Returns whether a look-up is under way. */
+static bool next_endpoint(struct peer *peer)
+{
+    struct dial *dial = &peer->dial;
+
+    dial->endpoint = dial->target.endpoints[dial->next_endpoint++];
+    dial->address_count = 0;
+    dial->next_address = 0;
+    if (!endpoint_is_usable(&dial->endpoint)) {
+        fail_endpoint(dial, "not an address to connect to");
+        return false;
+    }
+    if (endpoint_to_address(&dial->endpoint, &dial->addresses[0])) {
+        dial->address_count = 1;
+        return false;
+    }
+    return start_lookup(peer);
+}
+
+static bool try_address(struct peer *peer)
+{
+    struct dial *dial = &peer->dial;
+    struct skep_error err;
+
+    skep_status rc = pool_link_open(peer, &dial->target, &dial->endpoint,
+                                    &dial->addresses[dial->next_address++], &peer->link, &err);
+    if (rc != SKEP_OK)
+        add_failure(dial, &err);
+    if (rc == SKEP_RESOURCE_EXHAUSTED) { /* the next one would fare no better */
+        dial->next_address = dial->address_count;
+        dial->next_endpoint = dial->target.endpoint_count;
+    }
+    return rc == SKEP_OK;
+}
+
+/* Goes on until something is under way or nothing is left to try. */
+static void dial_on(struct peer *peer)
+{
+    struct dial *dial = &peer->dial;
+
+    for (;;) {
+        if (dial->next_address < dial->address_count) {
+            if (try_address(peer))
+                return;
+        } else if (dial->next_endpoint < dial->target.endpoint_count) {
+            if (next_endpoint(peer))
+                return;
+        } else {
+            give_up(peer);
+            return;
+        }
+    }
+}
+
+void pool_dial_start(struct peer *peer, const struct pool_target *target)
+{
+    struct dial *dial = &peer->dial;
+
+    memset(dial, 0, sizeof(*dial));
+    memcpy(&dial->target, target,
+           offsetof(struct pool_target, endpoints) +
+               target->endpoint_count * sizeof(target->endpoints[0]));
+    dial->active = true;
+    dial_on(peer);
+}
+
+void pool_dial_failed(struct peer *peer, const struct skep_error *why)
+{
+    add_failure(&peer->dial, why);
+    dial_on(peer);
+}
+
+void pool_dial_succeeded(struct peer *peer)
+{
+    peer->dial.active = false;
+}
+
+void pool_dial_abandon(struct peer *peer)
+{
+    struct dial *dial = &peer->dial;
+
+    if (dial->lookup != NULL) {
+        dial->lookup->peer = NULL;
+        uv_cancel((uv_req_t *)&dial->lookup->request); /* on_looked_up() still comes */
+        dial->lookup = NULL;
+    }
+    dial->active = false;
+}

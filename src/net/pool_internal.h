@@ -1,0 +1,173 @@
+/*
+ * What the parts of the pool share: pool.c (life cycle), pool_call.c (calls and their deadlines),
+ * pool_peer.c (peers: whom calls wait for), pool_dial.c (resolving, connecting), pool_link.c
+ * (one connection). All of it is used on the pool's loop only, but for what is marked.
+ *
+ *   call --waits for--> peer --has at most one--> link (connection) --carries--> calls
+ *
+ * A link that takes no new calls (GOAWAY) is parted from its peer and lives until its calls end.
+ */
+#ifndef SKEP_NET_POOL_INTERNAL_H
+#define SKEP_NET_POOL_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include "net/conn.h"
+#include "net/deadline_heap.h"
+#include "net/pool.h"
+
+struct peer;
+struct link;
+
+enum call_state {
+    CALL_NEW,     /* posted, not seen by the loop */
+    CALL_WAITING, /* in its peer's queue */
+    CALL_OPEN,    /* a stream of its link */
+    CALL_ENDED,
+};
+
+struct pool_tensor {
+    DLTensor tensor;
+    int64_t shape[SKEP_TENSOR_MAX_DIMS];
+};
+
+struct pool_call {
+    struct loop_job start;
+    struct loop_job cancel;
+    atomic_bool cancel_posted;
+    _Atomic unsigned refs; /* the call until done has returned, and a posted cancel */
+    struct pool *pool;
+    pool_done_fn done;
+    void *arg;
+    struct deadline_entry deadline;
+    enum call_state state;
+    bool retried;
+    struct peer *peer;             /* while CALL_WAITING */
+    struct link *link;             /* while CALL_OPEN */
+    struct session_stream *stream; /* the same */
+    struct pool_call *prev, *next; /* in peer's queue */
+    struct pool_target target;
+    struct pool_tensor *tensors; /* owned */
+    struct call_headers headers; /* last: only as many descriptors as there are get touched */
+};
+
+/* One connection, from the first connect() to its end. */
+struct link {
+    struct conn conn;
+    struct pool *pool;
+    struct peer *peer;                  /* NULL: parted from it */
+    struct link *prev, *next;           /* of all links */
+    struct link *idle_prev, *idle_next; /* of the idle ones, longest idle first */
+    struct session_config config;       /* the session borrows it */
+    uint8_t expected_id[PEER_ID_BYTES];
+    char name[ENDPOINT_TEXT_BYTES + 64]; /* the endpoint, and the address if that differs */
+    bool established;
+    bool retired; /* takes no new calls */
+    bool is_idle;
+    bool counted; /* in pool->link_count */
+    unsigned open_calls;
+};
+
+/* A DNS look-up. It may outlive the peer that wanted it: then `peer` is NULL. */
+struct lookup {
+    uv_getaddrinfo_t request;
+    struct peer *peer;
+};
+
+enum { POOL_MAX_ADDRESSES = 8 /* of one endpoint */ };
+
+struct dial {
+    bool active;
+    struct pool_target target;
+    size_t next_endpoint;
+    struct endpoint endpoint; /* being tried */
+    struct address addresses[POOL_MAX_ADDRESSES];
+    size_t address_count;
+    size_t next_address;
+    struct lookup *lookup;     /* under way, or NULL */
+    struct skep_error failure; /* of all attempts so far, in one sentence */
+};
+
+struct peer {
+    struct pool *pool;
+    struct peer *bucket_next; /* guarded by pool->lock */
+    uint64_t hash;
+    bool has_id;
+    uint8_t id[PEER_ID_BYTES];
+    struct endpoint endpoint; /* the key, without an id */
+    struct link *link;        /* being opened or open; NULL: none */
+    struct dial dial;
+    struct pool_call *first, *last; /* waiting, in order */
+    unsigned waiting;
+    _Atomic uint64_t rtt_us; /* read by any thread, with pool->lock held */
+};
+
+struct pool {
+    struct pool_config config;
+    char swarm[128]; /* backs config.swarm */
+    struct loop *loop;
+    struct conn_group group;
+    uv_timer_t timer; /* of the nearest deadline */
+    bool has_timer;
+    uint64_t armed_us;
+    struct deadline_heap deadlines;
+    struct link *links;
+    unsigned link_count;
+    struct link *idle_first, *idle_last;
+    atomic_bool stopping;        /* read by any thread */
+    _Atomic unsigned open_calls; /* any thread */
+    uint64_t seed[2];
+    size_t bucket_mask;
+    pthread_mutex_t lock; /* guards buckets and bucket_next for threads other than the loop's,
+                             which alone writes them */
+    struct peer **buckets;
+};
+
+/* pool_call.c */
+/* Ends a call: done runs. The tensors pass to it. */
+void pool_call_finish(struct pool_call *call, const struct reply_headers *reply,
+                      DLManagedTensor **tensors, bool sent, const struct skep_error *err);
+/* Looks at deadlines that have passed when the nearest one comes. */
+void pool_arm_deadlines(struct pool *pool);
+
+/* pool_peer.c */
+/* The peer of a target, made if need be. NULL: memory is short. */
+struct peer *pool_peer_get(struct pool *pool, const struct pool_target *target);
+/* Frees it if nothing needs it any more. */
+void pool_peer_tidy(struct peer *peer);
+/* Puts a call on the peer's connection, or in its queue, connecting if there is none. */
+void pool_peer_submit(struct peer *peer, struct pool_call *call);
+void pool_peer_forget(struct peer *peer, struct pool_call *call); /* takes it out of the queue */
+/* Something has changed: puts waiting calls on the connection, connects if there is none and calls
+ * wait, frees the peer if nothing needs it. The peer may be gone after. */
+void pool_peer_pump(struct peer *peer);
+/* Ends all waiting calls. The peer may be gone after. */
+void pool_peer_fail_waiting(struct peer *peer, const struct skep_error *why);
+/* Calls fn for each peer; fn may free it. */
+void pool_for_each_peer(struct pool *pool, void (*fn)(struct peer *peer));
+
+/* pool_dial.c */
+/* Begins to connect. The peer may be gone after, if that fails at once and no call waits. */
+void pool_dial_start(struct peer *peer, const struct pool_target *target);
+/* An attempt has failed, for a reason that names it: goes on with the next address. The same. */
+void pool_dial_failed(struct peer *peer, const struct skep_error *why);
+void pool_dial_succeeded(struct peer *peer);
+void pool_dial_abandon(struct peer *peer);
+
+/* pool_link.c */
+/* Starts connecting to one address. @param out set on success. */
+skep_status pool_link_open(struct peer *peer, const struct pool_target *target,
+                           const struct endpoint *endpoint, const struct address *address,
+                           struct link **out, struct skep_error *err);
+/* Opens a stream for the call, which is CALL_OPEN then. Errors as session_call(). */
+skep_status pool_link_call(struct link *link, struct pool_call *call, struct skep_error *err);
+void pool_link_cancel(struct link *link, struct pool_call *call, const struct skep_error *why);
+/* Not inside a session's event. */
+void pool_link_close(struct link *link, const struct skep_error *why);
+/* Nothing more goes over it; it ends when its calls have, at the end of the turn at the earliest.
+ */
+void pool_link_retire(struct link *link);
+/* Makes room for one more link by closing the longest idle one. False if none is idle. */
+bool pool_make_room(struct pool *pool);
+
+#endif

@@ -1,0 +1,423 @@
+/* One connection of the pool: connecting, carrying calls, ending. */
+#include "net/pool_internal.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/fd.h"
+#include "base/log.h"
+
+/* Idleness */
+
+static void leave_idle(struct link *link)
+{
+    struct pool *pool = link->pool;
+
+    if (!link->is_idle)
+        return;
+    link->is_idle = false;
+    if (link->idle_prev != NULL)
+        link->idle_prev->idle_next = link->idle_next;
+    else
+        pool->idle_first = link->idle_next;
+    if (link->idle_next != NULL)
+        link->idle_next->idle_prev = link->idle_prev;
+    else
+        pool->idle_last = link->idle_prev;
+    link->conn.due_us = CLOCK_NEVER;
+}
+
+static void become_idle(struct link *link)
+{
+    struct pool *pool = link->pool;
+
+    if (link->is_idle)
+        return;
+    link->is_idle = true;
+    link->idle_next = NULL;
+    link->idle_prev = pool->idle_last;
+    if (pool->idle_last != NULL)
+        pool->idle_last->idle_next = link;
+    else
+        pool->idle_first = link;
+    pool->idle_last = link;
+    conn_set_due(&link->conn, clock_deadline_us(pool->config.idle_timeout_ms));
+}
+
+/* Out of the tables by which calls find it. */
+static void detach(struct link *link)
+{
+    leave_idle(link);
+    link->retired = true;
+    if (link->peer == NULL)
+        return;
+    link->peer->link = NULL;
+    link->peer = NULL;
+}
+
+/* It counts no more among the pool's connections. */
+static void uncount(struct link *link)
+{
+    if (link->counted)
+        link->pool->link_count--;
+    link->counted = false;
+}
+
+static void unlist(struct link *link)
+{
+    uncount(link);
+    if (link->prev != NULL)
+        link->prev->next = link->next;
+    else
+        link->pool->links = link->next;
+    if (link->next != NULL)
+        link->next->prev = link->prev;
+}
+
+void pool_link_close(struct link *link, const struct skep_error *why)
+{
+    detach(link);
+    unlist(link);
+    conn_close(&link->conn, why);
+}
+
+void pool_link_retire(struct link *link)
+{
+    struct skep_error why;
+
+    detach(link);
+    if (link->open_calls > 0)
+        return;
+    error_set(&why, SKEP_UNAVAILABLE, "closed: no more calls are made on it");
+    conn_fail(&link->conn, &why);
+}
+
+bool pool_make_room(struct pool *pool)
+{
+    while (pool->link_count >= pool->config.max_connections) {
+        struct link *link = pool->idle_first;
+        if (link == NULL)
+            return false;
+        struct peer *peer = link->peer;
+        pool_link_retire(link);
+        uncount(link);
+        pool_peer_tidy(peer);
+    }
+    return true;
+}
+
+/* Session events */
+
+static void on_established(void *arg, const struct session_peer *who)
+{
+    struct link *link = arg;
+    struct peer *peer = link->peer;
+
+    (void)who;
+    link->established = true;
+    if (peer == NULL)
+        return;
+    atomic_store_explicit(&peer->rtt_us, session_rtt_us(link->conn.session), memory_order_relaxed);
+    pool_dial_succeeded(peer);
+    pool_peer_pump(peer); /* the peer may be gone now */
+    if (link->peer != NULL && link->open_calls == 0)
+        become_idle(link);
+}
+
+/* The connection was lost, or went out of use, before any of the call left: the call starts over,
+ * once, on a fresh one. */
+static bool retry(struct link *link, struct pool_call *call, bool sent,
+                  const struct skep_error *why)
+{
+    if (sent || call->retried || why->status != SKEP_UNAVAILABLE ||
+        atomic_load(&link->pool->stopping))
+        return false;
+    if (!link->retired)
+        pool_link_retire(link);
+    struct peer *peer = pool_peer_get(link->pool, &call->target);
+    if (peer == NULL)
+        return false;
+    call->retried = true;
+    pool_peer_submit(peer, call);
+    return true;
+}
+
+static void after_call(struct link *link)
+{
+    if (link->retired) {
+        pool_link_retire(link); /* ends it if that was the last call */
+        return;
+    }
+    atomic_store_explicit(&link->peer->rtt_us, session_rtt_us(link->conn.session),
+                          memory_order_relaxed);
+    pool_peer_pump(link->peer); /* the peer may be gone now */
+    if (link->peer != NULL && link->open_calls == 0)
+        become_idle(link);
+}
+
+static void on_call_done(void *arg, struct session_stream *stream, void *user,
+                         const struct reply_headers *reply, DLManagedTensor **tensors, bool sent,
+                         const struct skep_error *err)
+{
+    struct link *link = arg;
+    struct pool_call *call = user;
+
+    (void)stream;
+    call->link = NULL;
+    call->stream = NULL;
+    link->open_calls--;
+    if (reply != NULL || !retry(link, call, sent, err))
+        pool_call_finish(call, reply, tensors, sent, err);
+    after_call(link);
+}
+
+static void on_goaway(void *arg, const char *reason)
+{
+    struct link *link = arg;
+    struct peer *peer = link->peer;
+
+    log_debug("%s: takes no more calls: %s", link->name, reason);
+    if (peer == NULL)
+        return;
+    pool_link_retire(link);
+    pool_peer_pump(peer);
+}
+
+static const struct session_events session_events = {
+    .established = on_established,
+    .call_done = on_call_done,
+    .goaway = on_goaway,
+};
+
+/* Calls */
+
+skep_status pool_link_call(struct link *link, struct pool_call *call, struct skep_error *err)
+{
+    const DLTensor *tensors[MESSAGE_MAX_TENSORS];
+
+    for (size_t i = 0; i < call->headers.tensor_count; i++)
+        tensors[i] = &call->tensors[i].tensor;
+    if (call->deadline.deadline_us != CLOCK_NEVER) {
+        uint64_t left = clock_left_ms(call->deadline.deadline_us);
+        call->headers.timeout_ms = left > 0 ? left : 1; /* 0 would say "none" */
+    }
+    /* Set before: the call might end inside session_call(). */
+    call->state = CALL_OPEN;
+    call->link = link;
+    link->open_calls++;
+    skep_status rc =
+        session_call(link->conn.session, &call->headers, tensors, call, &call->stream, err);
+    if (rc != SKEP_OK) {
+        call->state = CALL_NEW;
+        call->link = NULL;
+        link->open_calls--;
+        return rc;
+    }
+    leave_idle(link);
+    conn_touch(&link->conn);
+    return SKEP_OK;
+}
+
+void pool_link_cancel(struct link *link, struct pool_call *call, const struct skep_error *why)
+{
+    conn_touch(&link->conn);
+    session_cancel(link->conn.session, call->stream, why); /* on_call_done() runs inside */
+}
+
+/* Socket events */
+
+static void on_connected(void *arg)
+{
+    struct link *link = arg;
+    const struct pool_config *config = &link->pool->config;
+    struct session *session;
+    struct skep_error err;
+
+    if (session_new(&link->config, &session_events, link, clock_mono_us(), &session, &err) !=
+        SKEP_OK) {
+        conn_fail(&link->conn, &err);
+        return;
+    }
+    conn_attach(&link->conn, session, config->limits.stall_timeout_ms);
+    conn_set_due(&link->conn, CLOCK_NEVER); /* from here the session's own time limit counts */
+}
+
+/* In the words of someone who asks why there is no connection. */
+static void explain_attempt(const struct link *link, struct skep_error *err)
+{
+    if (link->conn.session == NULL)
+        return;
+    if (err->status == SKEP_DATA_LOSS)
+        error_prefix(err, "not a Skep endpoint");
+    else if (err->status == SKEP_UNAVAILABLE)
+        error_prefix(err, "no handshake (not a Skep endpoint, or it refuses this side)");
+}
+
+static void on_attempt_lost(struct link *link, const struct skep_error *why)
+{
+    struct peer *peer = link->peer;
+    struct skep_error err = *why;
+
+    explain_attempt(link, &err);
+    if (err.status != SKEP_UNAUTHENTICATED && err.status != SKEP_RESOURCE_EXHAUSTED)
+        err.status = SKEP_UNAVAILABLE;
+    error_prefix(&err, "%s", link->name);
+    pool_link_close(link, &err);
+    if (peer != NULL)
+        pool_dial_failed(peer, &err);
+}
+
+static void on_lost(void *arg, const struct skep_error *why)
+{
+    struct link *link = arg;
+    struct peer *peer = link->peer;
+    struct skep_error err = *why;
+
+    if (!link->established) {
+        on_attempt_lost(link, why);
+        return;
+    }
+    error_prefix(&err, "%s", link->name);
+    if (err.status != SKEP_RESOURCE_EXHAUSTED)
+        err.status = SKEP_UNAVAILABLE;
+    /* First those that wait, then those it carried: some of these may start over, and must find
+     * the peer without this connection. */
+    detach(link);
+    if (peer != NULL)
+        pool_peer_pump(peer);
+    pool_link_close(link, &err);
+}
+
+static void on_due(void *arg)
+{
+    struct link *link = arg;
+    struct peer *peer = link->peer;
+    struct skep_error why;
+
+    if (!link->established) {
+        error_set(&why, SKEP_UNAVAILABLE, "cannot connect: no answer in %u ms",
+                  (unsigned)link->pool->config.connect_timeout_ms);
+        on_attempt_lost(link, &why);
+    } else if (link->is_idle) {
+        error_set(&why, SKEP_UNAVAILABLE, "%s: closed: unused for %u ms", link->name,
+                  (unsigned)link->pool->config.idle_timeout_ms);
+        pool_link_close(link, &why);
+        pool_peer_tidy(peer);
+    }
+}
+
+static void on_released(void *arg)
+{
+    mem_free(arg);
+}
+
+static const struct conn_events conn_events = {
+    .connected = on_connected,
+    .lost = on_lost,
+    .due = on_due,
+    .released = on_released,
+};
+
+/* Opening */
+
+static void set_name(struct link *link, const struct endpoint *endpoint,
+                     const struct address *address)
+{
+    char text[ENDPOINT_TEXT_BYTES];
+    struct endpoint numeric;
+
+    endpoint_from_address(&numeric, (const struct sockaddr *)&address->sa);
+    endpoint_format(endpoint, text);
+    if (endpoint_equal(endpoint, &numeric))
+        snprintf(link->name, sizeof(link->name), "%s", text);
+    else
+        snprintf(link->name, sizeof(link->name), "%s (%.48s)", text, numeric.host);
+}
+
+static skep_status start_connect(const struct address *address, int *out, struct skep_error *err)
+{
+    int fd = socket(address->sa.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+
+    if (fd < 0)
+        return error_set(err, SKEP_UNAVAILABLE, "cannot make a socket: %s", strerror(errno));
+    fd = fd_move_high(fd);
+    conn_tune_socket(fd);
+    if (connect(fd, (const struct sockaddr *)&address->sa, address->len) != 0 &&
+        errno != EINPROGRESS && errno != EINTR) {
+        error_set(err, SKEP_UNAVAILABLE, "cannot connect: %s", strerror(errno));
+        close(fd);
+        return SKEP_UNAVAILABLE;
+    }
+    *out = fd;
+    return SKEP_OK;
+}
+
+static void set_config(struct link *link, const struct pool_target *target)
+{
+    const struct pool_config *config = &link->pool->config;
+
+    link->config = (struct session_config){
+        .initiator = true,
+        .identity = config->identity,
+        .psk = config->psk,
+        .plaintext = config->plaintext,
+        .cipher = target->aes_gcm && noise_cipher_available(NOISE_AESGCM) ? NOISE_AESGCM
+                                                                          : NOISE_CHACHAPOLY,
+        .swarm = config->swarm,
+        .limits = &config->limits,
+    };
+    if (target->has_peer_id) {
+        memcpy(link->expected_id, target->peer_id, PEER_ID_BYTES);
+        link->config.expected_peer_id = link->expected_id;
+    }
+}
+
+skep_status pool_link_open(struct peer *peer, const struct pool_target *target,
+                           const struct endpoint *endpoint, const struct address *address,
+                           struct link **out, struct skep_error *err)
+{
+    struct pool *pool = peer->pool;
+    int fd = -1;
+    skep_status rc;
+    struct link *link = mem_calloc(1, sizeof(*link));
+
+    if (link == NULL)
+        return error_no_memory(err, "connection", sizeof(*link));
+    link->pool = pool;
+    set_name(link, endpoint, address);
+    set_config(link, target);
+    if (!pool_make_room(pool)) {
+        rc = error_set(err, SKEP_RESOURCE_EXHAUSTED, "max_connections: %u are open and in use",
+                       pool->config.max_connections);
+        goto fail;
+    }
+    rc = start_connect(address, &fd, err);
+    if (rc != SKEP_OK)
+        goto fail;
+    rc = conn_open(&link->conn, &pool->group, fd, true, &conn_events, link, err);
+    if (rc != SKEP_OK)
+        goto fail;
+    link->peer = peer;
+    link->next = pool->links;
+    if (link->next != NULL)
+        link->next->prev = link;
+    pool->links = link;
+    link->counted = true;
+    pool->link_count++;
+    conn_set_due(&link->conn, clock_deadline_us(pool->config.connect_timeout_ms));
+    *out = link;
+    return SKEP_OK;
+
+fail:
+    error_prefix(err, "%s", link->name);
+    if (fd >= 0)
+        close(fd);
+    mem_free(link);
+    return rc;
+}

@@ -1,0 +1,234 @@
+/* Peers of the pool: the table of them, and the queue of calls that wait for each. */
+#include "net/pool_internal.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/bytes.h"
+#include "base/error.h"
+
+/* The table. Only the loop's thread changes it, so that thread reads it without the lock. */
+
+static uint64_t mix(uint64_t h, const void *data, size_t len)
+{
+    const uint8_t *p = data;
+
+    for (size_t i = 0; i < len; i++) {
+        h = (h ^ p[i]) * UINT64_C(0x100000001b3);
+        h ^= h >> 29;
+    }
+    return h;
+}
+
+static uint64_t hash_id(const struct pool *pool, const uint8_t id[static PEER_ID_BYTES])
+{
+    uint64_t h = pool->seed[0];
+
+    for (size_t i = 0; i < PEER_ID_BYTES; i += 8) {
+        h = (h ^ load_u64(id + i)) * UINT64_C(0x9e3779b97f4a7c15);
+        h ^= h >> 32;
+    }
+    return h;
+}
+
+static uint64_t hash_target(const struct pool *pool, const struct pool_target *target)
+{
+    const struct endpoint *e = &target->endpoints[0];
+
+    if (target->has_peer_id)
+        return hash_id(pool, target->peer_id);
+    return mix(mix(pool->seed[1], e->host, strlen(e->host)), &e->port, sizeof(e->port));
+}
+
+static bool is_of(const struct peer *peer, const struct pool_target *target)
+{
+    if (peer->has_id != target->has_peer_id)
+        return false;
+    if (peer->has_id)
+        return memcmp(peer->id, target->peer_id, PEER_ID_BYTES) == 0;
+    return endpoint_equal(&peer->endpoint, &target->endpoints[0]);
+}
+
+struct peer *pool_peer_get(struct pool *pool, const struct pool_target *target)
+{
+    uint64_t hash = hash_target(pool, target);
+    struct peer **bucket = &pool->buckets[hash & pool->bucket_mask];
+
+    for (struct peer *peer = *bucket; peer != NULL; peer = peer->bucket_next)
+        if (peer->hash == hash && is_of(peer, target))
+            return peer;
+
+    struct peer *peer = mem_calloc(1, sizeof(*peer));
+    if (peer == NULL)
+        return NULL;
+    peer->pool = pool;
+    peer->hash = hash;
+    peer->has_id = target->has_peer_id;
+    if (peer->has_id)
+        memcpy(peer->id, target->peer_id, PEER_ID_BYTES);
+    else
+        peer->endpoint = target->endpoints[0];
+    pthread_mutex_lock(&pool->lock);
+    peer->bucket_next = *bucket;
+    *bucket = peer;
+    pthread_mutex_unlock(&pool->lock);
+    return peer;
+}
+
+void pool_peer_tidy(struct peer *peer)
+{
+    struct pool *pool = peer->pool;
+
+    if (peer->link != NULL || peer->dial.active || peer->waiting > 0)
+        return;
+    struct peer **at = &pool->buckets[peer->hash & pool->bucket_mask];
+    pthread_mutex_lock(&pool->lock);
+    while (*at != peer)
+        at = &(*at)->bucket_next;
+    *at = peer->bucket_next;
+    pthread_mutex_unlock(&pool->lock);
+    mem_free(peer);
+}
+
+void pool_for_each_peer(struct pool *pool, void (*fn)(struct peer *peer))
+{
+    struct peer *next;
+
+    for (size_t i = 0; i <= pool->bucket_mask; i++)
+        for (struct peer *peer = pool->buckets[i]; peer != NULL; peer = next) {
+            next = peer->bucket_next;
+            fn(peer);
+        }
+}
+
+uint64_t pool_peer_rtt_us(struct pool *pool, const uint8_t peer_id[static PEER_ID_BYTES])
+{
+    uint64_t rtt_us = 0;
+    uint64_t hash = hash_id(pool, peer_id);
+
+    pthread_mutex_lock(&pool->lock);
+    for (struct peer *peer = pool->buckets[hash & pool->bucket_mask]; peer != NULL;
+         peer = peer->bucket_next)
+        if (peer->hash == hash && peer->has_id && memcmp(peer->id, peer_id, PEER_ID_BYTES) == 0)
+            rtt_us = atomic_load_explicit(&peer->rtt_us, memory_order_relaxed);
+    pthread_mutex_unlock(&pool->lock);
+    return rtt_us;
+}
+
+/* The queue */
+
+static void append(struct peer *peer, struct pool_call *call)
+{
+    call->state = CALL_WAITING;
+    call->peer = peer;
+    call->next = NULL;
+    call->prev = peer->last;
+    if (peer->last != NULL)
+        peer->last->next = call;
+    else
+        peer->first = call;
+    peer->last = call;
+    peer->waiting++;
+}
+
+void pool_peer_forget(struct peer *peer, struct pool_call *call)
+{
+    if (call->prev != NULL)
+        call->prev->next = call->next;
+    else
+        peer->first = call->next;
+    if (call->next != NULL)
+        call->next->prev = call->prev;
+    else
+        peer->last = call->prev;
+    peer->waiting--;
+    call->prev = NULL;
+    call->next = NULL;
+    call->peer = NULL;
+    call->state = CALL_NEW;
+}
+
+void pool_peer_fail_waiting(struct peer *peer, const struct skep_error *why)
+{
+    /* Only those that wait now: a `done` posts further calls, it does not add them here. */
+    while (peer->first != NULL) {
+        struct pool_call *call = peer->first;
+        pool_peer_forget(peer, call);
+        pool_call_finish(call, NULL, NULL, false, why);
+    }
+    pool_peer_tidy(peer);
+}
+
+static bool can_take(const struct peer *peer)
+{
+    return peer->link != NULL && peer->link->established && !peer->link->retired;
+}
+
+enum verdict {
+    CALL_PLACED, /* open, or ended with an error of its own */
+    CALL_MUST_WAIT,
+};
+
+/* Tries to open the call on the peer's connection. */
+static enum verdict place(struct peer *peer, struct pool_call *call)
+{
+    struct skep_error err;
+    struct link *link = peer->link;
+    skep_status rc = pool_link_call(link, call, &err);
+
+    if (rc == SKEP_OK)
+        return CALL_PLACED;
+    if (rc == SKEP_UNAVAILABLE) { /* it drains, or is ending */
+        pool_link_retire(link);
+        return CALL_MUST_WAIT;
+    }
+    if (rc == SKEP_RESOURCE_EXHAUSTED && link->open_calls > 0)
+        return CALL_MUST_WAIT; /* for a stream */
+    pool_call_finish(call, NULL, NULL, false, &err);
+    return CALL_PLACED;
+}
+
+void pool_peer_pump(struct peer *peer)
+{
+    while (can_take(peer) && peer->first != NULL) {
+        struct pool_call *call = peer->first;
+
+        pool_peer_forget(peer, call);
+        if (place(peer, call) == CALL_PLACED)
+            continue;
+        /* Back to where it was, at the head. */
+        call->state = CALL_WAITING;
+        call->peer = peer;
+        call->next = peer->first;
+        call->prev = NULL;
+        if (peer->first != NULL)
+            peer->first->prev = call;
+        else
+            peer->last = call;
+        peer->first = call;
+        peer->waiting++;
+        break;
+    }
+    if (peer->link == NULL && peer->first != NULL && !peer->dial.active)
+        pool_dial_start(peer, &peer->first->target);
+    else
+        pool_peer_tidy(peer);
+}
+
+void pool_peer_submit(struct peer *peer, struct pool_call *call)
+{
+    struct skep_error err;
+
+    /* First come, first served: not past those that wait for a stream. */
+    if (can_take(peer) && peer->first == NULL && place(peer, call) == CALL_PLACED)
+        return;
+    if (peer->waiting >= POOL_MAX_WAITING) {
+        error_set(&err, SKEP_RESOURCE_EXHAUSTED, "%s: %d calls to this peer are waiting already",
+                  call->headers.method, POOL_MAX_WAITING);
+        pool_call_finish(call, NULL, NULL, false, &err);
+        return;
+    }
+    append(peer, call);
+    if (peer->link == NULL && !peer->dial.active)
+        pool_dial_start(peer, &call->target);
+}

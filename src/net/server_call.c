@@ -1,0 +1,348 @@
+/*
+ * Calls that came in: from the session's events to the handlers, and the reply back.
+ *
+ * A call has two sides. The session's side ends with `finished`; the handler's side ends with
+ * server_call_reply() (or with `finished` if `complete` never came). The object goes when both have
+ * ended, always on the loop's thread. Only `gone` is looked at by both at once; the fields of the
+ * reply pass from the replying thread to the loop's with the posted job.
+ */
+#include "net/server_internal.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "base/error.h"
+
+enum { MAX_FREE_CALLS = 256 }; /* kept for reuse by an I/O thread; about 8 KB each */
+
+struct server_call {
+    struct loop_job job;
+    struct server_io *io;
+    struct server_call *next_free;
+
+    /* The loop's thread only. */
+    struct server_conn *conn;
+    struct session_stream *stream; /* NULL: the session's side has ended */
+    bool complete;
+    bool replied;
+
+    atomic_bool gone;
+
+    /* Set before `complete`; the handler's until it has replied. */
+    void *user;
+    uint64_t deadline_us;
+    uint8_t peer_id[PEER_ID_BYTES];
+    struct address remote;
+    size_t tensor_count; /* 0 once taken over */
+    DLManagedTensor *tensors[MESSAGE_MAX_TENSORS];
+
+    /* The reply, from server_call_reply() to deliver(). */
+    bool has_error;
+    struct skep_error reply_error;
+    struct bytes result;
+    size_t reply_tensor_count;
+    DLManagedTensor *reply_tensors[MESSAGE_MAX_TENSORS];
+
+    struct call_headers headers; /* last: only as many descriptors as there are get touched */
+};
+
+static void free_tensors(DLManagedTensor **tensors, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        skep_tensor_free(tensors[i]);
+}
+
+/* Making and freeing */
+
+static struct server_call *take_call(struct server_io *io)
+{
+    struct server_call *call = io->free_calls;
+
+    if (call == NULL)
+        return mem_alloc(sizeof(*call));
+    io->free_calls = call->next_free;
+    io->free_call_count--;
+    return call;
+}
+
+static void release_call(struct server_call *call)
+{
+    struct server_io *io = call->io;
+
+    free_tensors(call->tensors, call->tensor_count);
+    call_headers_free(&call->headers);
+    bytes_free(&call->result);
+    if (io->free_call_count >= MAX_FREE_CALLS) {
+        mem_free(call);
+        return;
+    }
+    call->next_free = io->free_calls;
+    io->free_calls = call;
+    io->free_call_count++;
+}
+
+void server_calls_free(struct server_io *io)
+{
+    while (io->free_calls != NULL) {
+        struct server_call *call = io->free_calls;
+        io->free_calls = call->next_free;
+        mem_free(call);
+    }
+    io->free_call_count = 0;
+}
+
+/* A copy of our own: the session's is a view that may end while another thread still reads. */
+static bool copy_headers(struct call_headers *out, const struct call_headers *from)
+{
+    size_t fixed = offsetof(struct call_headers, tensors);
+
+    memcpy(out, from, fixed + from->tensor_count * sizeof(from->tensors[0]));
+    out->params = (struct bytes){0};
+    return from->params.len == 0 || bytes_append(&out->params, from->params.data, from->params.len);
+}
+
+static struct server_call *new_call(struct server_conn *c, struct session_stream *stream,
+                                    const struct call_headers *headers)
+{
+    struct server_call *call = take_call(c->io);
+
+    if (call == NULL)
+        return NULL;
+    call->io = c->io;
+    call->conn = c;
+    call->stream = stream;
+    call->complete = false;
+    call->replied = false;
+    atomic_init(&call->gone, false);
+    call->user = NULL;
+    call->deadline_us =
+        headers->timeout_ms > 0 ? clock_deadline_us(headers->timeout_ms) : CLOCK_NEVER;
+    memcpy(call->peer_id, session_peer(c->conn.session)->peer_id, PEER_ID_BYTES);
+    call->remote = c->remote;
+    call->tensor_count = 0;
+    call->has_error = false;
+    call->result = (struct bytes){0};
+    call->reply_tensor_count = 0;
+    if (!copy_headers(&call->headers, headers)) {
+        release_call(call);
+        return NULL;
+    }
+    return call;
+}
+
+/* The session's side */
+
+static skep_status on_started(void *arg, struct session_stream *stream,
+                              const struct call_headers *headers, void **user,
+                              struct skep_error *err)
+{
+    struct server_conn *c = arg;
+    struct server *server = c->io->server;
+    struct server_call *call = new_call(c, stream, headers);
+
+    if (call == NULL)
+        return error_no_memory(err, "call", sizeof(*call));
+    skep_status rc =
+        server->config.handlers.started(server->config.arg, call, &call->headers, &call->user, err);
+    if (rc != SKEP_OK) {
+        release_call(call);
+        return rc;
+    }
+    server_count(&c->io->calls);
+    atomic_fetch_add(&server->open_calls, 1);
+    *user = call;
+    return SKEP_OK;
+}
+
+static void on_complete(void *arg, struct session_stream *stream,
+                        const struct call_headers *headers, DLManagedTensor **tensors, void *user)
+{
+    struct server_conn *c = arg;
+    struct server_call *call = user;
+
+    (void)stream;
+    call->tensor_count = headers->tensor_count;
+    for (size_t i = 0; i < headers->tensor_count; i++)
+        call->tensors[i] = tensors[i];
+    call->complete = true;
+    c->io->server->config.handlers.complete(c->io->server->config.arg, call);
+}
+
+static void end_session_side(struct server_call *call)
+{
+    struct server *server = call->io->server;
+
+    call->stream = NULL;
+    call->conn = NULL;
+    server->config.handlers.finished(server->config.arg, call, call->user);
+    if (!call->complete || call->replied)
+        release_call(call);
+    if (atomic_fetch_sub(&server->open_calls, 1) == 1)
+        server_check_idle(server);
+}
+
+static void on_gone(void *arg, struct session_stream *stream, void *user)
+{
+    struct server_call *call = user;
+
+    (void)arg;
+    (void)stream;
+    atomic_store_explicit(&call->gone, true, memory_order_relaxed); /* a hint, orders nothing */
+    end_session_side(call);
+}
+
+static void on_answered(void *arg, struct session_stream *stream, void *user)
+{
+    (void)arg;
+    (void)stream;
+    end_session_side(user);
+}
+
+const struct session_events server_session_events = {
+    .established = server_conn_established,
+    .call_started = on_started,
+    .call_complete = on_complete,
+    .call_gone = on_gone,
+    .call_answered = on_answered,
+};
+
+/* The handler's side */
+
+/* On the loop's thread. Takes the tensors. */
+static void answer(struct server_call *call, const struct skep_error *err,
+                   const struct bytes *result, DLManagedTensor **tensors, size_t count)
+{
+    struct conn *conn;
+    struct reply_headers headers; /* not cleared: it is large, and only what is used gets written */
+    skep_status rc = SKEP_OK;
+    struct skep_error bad;
+
+    call->replied = true;
+    if (call->stream == NULL) {
+        free_tensors(tensors, count);
+        release_call(call);
+        return;
+    }
+    for (size_t i = 0; i < count && rc == SKEP_OK; i++)
+        rc = tensor_descriptor_of(&headers.tensors[i], &tensors[i]->dl_tensor, &bad);
+    if (rc != SKEP_OK) {
+        error_prefix(&bad, "reply");
+        bad.status = SKEP_INTERNAL;
+        err = &bad;
+        free_tensors(tensors, count);
+        count = 0;
+    }
+    headers.status = err != NULL ? err->status : SKEP_OK;
+    headers.retry_after_ms = err != NULL ? err->retry_after_ms : 0;
+    headers.message[0] = '\0';
+    if (err != NULL && err->status != SKEP_OK)
+        memcpy(headers.message, err->message, sizeof(headers.message));
+    headers.result = *result;
+    headers.tensor_count = count;
+    conn = &call->conn->conn;
+    session_reply(conn->session, call->stream, &headers, tensors); /* the call may be gone now */
+    conn_touch(conn);
+}
+
+static void deliver(struct loop_job *job)
+{
+    struct server_call *call =
+        (struct server_call *)((char *)job - offsetof(struct server_call, job));
+    struct bytes result = call->result;
+
+    call->result = (struct bytes){0}; /* answer() may free the call before it returns */
+    answer(call, call->has_error ? &call->reply_error : NULL, &result, call->reply_tensors,
+           call->reply_tensor_count);
+    bytes_free(&result);
+}
+
+static void post_answer(struct server_call *call, const struct skep_error *err,
+                        const uint8_t *result, size_t result_len, DLManagedTensor **tensors,
+                        size_t tensor_count)
+{
+    call->has_error = err != NULL;
+    if (err != NULL)
+        call->reply_error = *err;
+    call->reply_tensor_count = tensor_count;
+    for (size_t i = 0; i < tensor_count; i++)
+        call->reply_tensors[i] = tensors[i];
+    if (result_len > 0 && !bytes_append(&call->result, result, result_len)) {
+        call->has_error = true;
+        error_no_memory(&call->reply_error, "reply", result_len);
+        free_tensors(call->reply_tensors, call->reply_tensor_count);
+        call->reply_tensor_count = 0;
+    }
+    call->job.run = deliver;
+    loop_post(call->io->loop, &call->job);
+}
+
+void server_call_reply(struct server_call *call, const struct skep_error *err,
+                       const uint8_t *result, size_t result_len, DLManagedTensor **tensors,
+                       size_t tensor_count)
+{
+    struct skep_error too_many;
+    struct bytes view = {0};
+
+    /* The request's memory goes here rather than on the loop, which has others to serve. */
+    free_tensors(call->tensors, call->tensor_count);
+    call->tensor_count = 0;
+    if (tensor_count > MESSAGE_MAX_TENSORS) {
+        error_set(&too_many, SKEP_INTERNAL, "reply: %zu tensors, at most %d can be sent",
+                  tensor_count, MESSAGE_MAX_TENSORS);
+        free_tensors(tensors, tensor_count);
+        tensor_count = 0;
+        err = &too_many;
+    }
+    if (!loop_is_own_thread(call->io->loop)) {
+        post_answer(call, err, result, result_len, tensors, tensor_count);
+        return;
+    }
+    /* Only read by session_reply(): the cast takes no constness away from anything written. */
+    view.data = (uint8_t *)(uintptr_t)result;
+    view.len = result_len;
+    view.cap = result_len;
+    answer(call, err, &view, tensors, tensor_count);
+}
+
+const struct call_headers *server_call_headers(const struct server_call *call)
+{
+    return &call->headers;
+}
+
+DLManagedTensor **server_call_tensors(struct server_call *call, size_t *count)
+{
+    *count = call->tensor_count;
+    return call->tensors;
+}
+
+void server_call_take_tensors(struct server_call *call)
+{
+    call->tensor_count = 0;
+}
+
+const uint8_t *server_call_peer_id(const struct server_call *call)
+{
+    return call->peer_id;
+}
+
+void server_call_peer_address(const struct server_call *call, struct endpoint *out)
+{
+    endpoint_from_address(out, (const struct sockaddr *)&call->remote.sa);
+}
+
+void *server_call_user(const struct server_call *call)
+{
+    return call->user;
+}
+
+uint64_t server_call_deadline_us(const struct server_call *call)
+{
+    return call->deadline_us;
+}
+
+bool server_call_is_gone(const struct server_call *call)
+{
+    return atomic_load_explicit(&call->gone, memory_order_relaxed);
+}
