@@ -25,10 +25,19 @@ SKEP_MUST_CHECK skep_status expert_new(const struct skep_expert_options *options
                                        struct expert **out, struct skep_error *err);
 void expert_free(struct expert *expert); /* NULL is allowed */
 
+/*
+ * The bytes that expert_new() would allocate for parameters and optimizer state with these options
+ * (a call needs scratch memory besides). Errors as expert_new(), nothing is allocated.
+ */
+SKEP_MUST_CHECK skep_status expert_memory(const struct skep_expert_options *options,
+                                          uint64_t *bytes, struct skep_error *err);
+
 const struct skep_expert_schema *expert_schema(const struct expert *expert);
 const char *expert_class_name(const struct expert *expert);
 uint64_t expert_parameter_count(const struct expert *expert);
 uint64_t expert_update_count(const struct expert *expert);
+/* Steps that were not done because a gradient was not finite. */
+uint64_t expert_skipped_count(const struct expert *expert);
 /* Whether its compute time is bounded by its rows and it never blocks: true for built-in classes.
  */
 bool expert_is_bounded(const struct expert *expert);
@@ -49,8 +58,17 @@ SKEP_MUST_CHECK skep_status expert_backward(struct expert *expert, const DLTenso
                                             struct skep_error *err);
 
 /*
+ * The gradients of one backward pass without the step, for tests.
+ * @param grads  one array for each parameter, in order, of its size; written whole.
+ */
+SKEP_MUST_CHECK skep_status expert_gradients(struct expert *expert, const DLTensor *inputs,
+                                             const DLTensor *grad_outputs, DLTensor *grad_inputs,
+                                             float *const *grads, struct skep_error *err);
+
+/*
  * Checks counts, types, dimensions and equal rows of a task's tensors against specs, the number
- * expected and got in the sentence. Rows (at least 1) are given back.
+ * expected and got in the sentence, and that elements are aligned to their size. Rows (at least 1)
+ * are given back.
  * @param what  "input" or "grad_output", for messages.
  */
 SKEP_MUST_CHECK skep_status schema_check(const struct skep_tensor_spec *specs, size_t spec_count,
@@ -59,10 +77,18 @@ SKEP_MUST_CHECK skep_status schema_check(const struct skep_tensor_spec *specs, s
 /* 16 bytes of BLAKE2b over the canonical form of a schema, for records and `info`. */
 void schema_digest(const struct skep_expert_schema *schema, uint8_t out[static 16]);
 
-/* Parameters by PyTorch name, in PyTorch order. View of the expert; only while nothing runs. */
+/*
+ * Parameters by PyTorch name, in PyTorch order; float32, contiguous. Writes at most `cap` of them,
+ * either array may be NULL; returns how many there are. Views of the expert, only while nothing
+ * runs.
+ */
 size_t expert_parameters(struct expert *expert, const char **names, DLTensor *views, size_t cap);
-/* Optimizer step count t, moments: for tests and checkpoints. */
-skep_status expert_set_parameter(struct expert *expert, const char *name, const DLTensor *value,
-                                 struct skep_error *err);
+/*
+ * Copies a value into a parameter.
+ * @return SKEP_NOT_FOUND for a name it does not have; SKEP_INVALID_ARGUMENT if type or shape
+ * differ.
+ */
+SKEP_MUST_CHECK skep_status expert_set_parameter(struct expert *expert, const char *name,
+                                                 const DLTensor *value, struct skep_error *err);
 
 #endif

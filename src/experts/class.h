@@ -1,0 +1,91 @@
+/*
+ * Expert classes: a class is a table of functions. It says what tensors and parameters its experts
+ * have, and computes; the expert itself (expert.c) owns parameters, scratch memory and optimizer,
+ * so that a class has no state and nothing to free.
+ */
+#ifndef SKEP_EXPERTS_CLASS_H
+#define SKEP_EXPERTS_CLASS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <skep/expert.h>
+#include <skep/status.h>
+
+#include "experts/workspace.h"
+
+enum {
+    EXPERT_MAX_PARAMETERS = 64,
+    EXPERT_PARAMETER_NAME_BYTES = 64,
+    EXPERT_PARAMETER_MAX_DIMS = 4,
+    EXPERT_PLAN_DIMS = 8,
+};
+
+enum expert_init { EXPERT_INIT_ZEROS, EXPERT_INIT_ONES, EXPERT_INIT_UNIFORM };
+
+struct expert_parameter {
+    char name[EXPERT_PARAMETER_NAME_BYTES]; /* PyTorch's */
+    int ndim;
+    int64_t shape[EXPERT_PARAMETER_MAX_DIMS];
+    enum expert_init init;
+    float bound; /* of EXPERT_INIT_UNIFORM */
+};
+
+/* What an expert is made of: filled in by its class's describe(), constant from then on. */
+struct expert_plan {
+    struct skep_expert_schema schema;
+    size_t parameter_count;
+    struct expert_parameter parameters[EXPERT_MAX_PARAMETERS]; /* in PyTorch's order */
+    size_t dims[EXPERT_PLAN_DIMS];                             /* the class's own: widths, heads */
+};
+
+/* One forward or backward pass. All of it is borrowed for the call. */
+struct expert_call {
+    const struct expert_plan *plan;
+    size_t rows;
+    const float *const *params; /* in the plan's order, row-major */
+    const DLTensor *inputs;     /* checked against the schema */
+    DLTensor *outputs;          /* forward only; written whole */
+    /* Backward only. */
+    const DLTensor *grad_outputs;
+    DLTensor *grad_inputs; /* written whole; zeros for inputs that are not floats */
+    float *const *grads;   /* like params, written whole */
+    struct workspace *ws;  /* holds what `layout` asked for; cut by layout again */
+};
+
+struct expert_class {
+    const char *name;
+    /* Fills in a zeroed plan. SKEP_INVALID_ARGUMENT for settings out of range. */
+    skep_status (*describe)(const struct skep_expert_options *options, struct expert_plan *plan,
+                            struct skep_error *err);
+    /* Cuts all scratch memory of a call from an empty workspace, to find out how much it is. */
+    void (*measure)(const struct expert_call *call, bool backward);
+    skep_status (*forward)(const struct expert_call *call, struct skep_error *err);
+    skep_status (*backward)(const struct expert_call *call, struct skep_error *err);
+    bool is_bounded; /* see expert_is_bounded() */
+};
+
+/* @return SKEP_INVALID_ARGUMENT, listing the known classes, if there is none of that name. */
+SKEP_MUST_CHECK skep_status expert_class_find(const char *name, const struct expert_class **out,
+                                              struct skep_error *err);
+
+/* For describe(): appends to the plan. Running over a maximum is asserted. */
+void plan_add_input(struct expert_plan *plan, const char *name, DLDataType dtype, int ndim,
+                    const int64_t *shape);
+void plan_add_output(struct expert_plan *plan, const char *name, DLDataType dtype, int ndim,
+                     const int64_t *shape);
+/* cols 0: a vector. */
+void plan_add_parameter(struct expert_plan *plan, const char *name, int64_t rows, int64_t cols,
+                        enum expert_init init, float bound);
+/* `<name>.weight` [out, in] and `<name>.bias` [out], as nn.Linear initializes them. */
+void plan_add_linear(struct expert_plan *plan, const char *name, int64_t in, int64_t out,
+                     bool bias);
+/* `<name>.weight` and `<name>.bias` [n], ones and zeros. */
+void plan_add_norm(struct expert_plan *plan, const char *name, int64_t n);
+
+#define EXPERT_NORM_EPS 1e-5f
+
+extern const struct expert_class expert_class_ffn;
+extern const struct expert_class expert_class_nop;
+
+#endif

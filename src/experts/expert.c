@@ -1,0 +1,398 @@
+/*
+ * An expert: its class's plan, one flat array of parameters, the optimizer. Each parameter starts
+ * at a multiple of 64 bytes in the array; the gaps are zeros in parameters and gradients alike, so
+ * that the optimizer sweeps over the whole array without knowing of them.
+ */
+#include "experts/expert.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+#include "base/tensor.h"
+#include "experts/class.h"
+#include "experts/init.h"
+#include "experts/optimizer.h"
+
+enum {
+    MIN_HIDDEN = 1,
+    MAX_HIDDEN = 65536,
+    PARAMETER_ALIGN = 16, /* elements */
+};
+
+struct expert {
+    const struct expert_class *cls;
+    struct expert_plan plan;
+    float *values; /* owned: mem_free() */
+    size_t total;  /* elements of values, gaps included */
+    uint64_t parameter_count;
+    /* Where each parameter lies in `values`, and its elements. */
+    size_t offset[EXPERT_MAX_PARAMETERS];
+    size_t count[EXPERT_MAX_PARAMETERS];
+    const float *params[EXPERT_MAX_PARAMETERS];
+    struct optimizer optimizer;
+    /* Read by any thread. */
+    _Atomic uint64_t updates;
+    _Atomic uint64_t skipped;
+};
+
+void skep_expert_options_init(struct skep_expert_options *options)
+{
+    *options = (struct skep_expert_options){
+        .size = sizeof(*options),
+        .cls = "ffn",
+        .hidden_dim = 1024,
+        .seed = 0,
+        .optimizer = "adam",
+        .learning_rate = 1e-3,
+        .beta1 = 0.9,
+        .beta2 = 0.999,
+        .eps = 1e-8,
+    };
+}
+
+/* Options of a caller compiled against another version: what it does not know has its default. */
+static skep_status read_options(const struct skep_expert_options *in,
+                                struct skep_expert_options *out, struct skep_error *err)
+{
+    const size_t first_version = offsetof(struct skep_expert_options, eps) + sizeof(double);
+
+    skep_expert_options_init(out);
+    if (in->size < first_version)
+        return error_set(err, SKEP_INVALID_ARGUMENT,
+                         "expert options: size %zu, expected %zu: use skep_expert_options_init()",
+                         in->size, sizeof(*in));
+    memcpy(out, in, in->size < sizeof(*out) ? in->size : sizeof(*out));
+    out->size = sizeof(*out);
+    return SKEP_OK;
+}
+
+/* Sizes and places of the parameters. SKEP_RESOURCE_EXHAUSTED if they overflow. */
+static skep_status lay_out(struct expert *e, struct skep_error *err)
+{
+    size_t total = 0;
+    uint64_t parameters = 0;
+
+    for (size_t i = 0; i < e->plan.parameter_count; i++) {
+        const struct expert_parameter *p = &e->plan.parameters[i];
+        size_t padded;
+
+        if (!shape_count(p->ndim, p->shape, &e->count[i]) ||
+            !size_add(e->count[i], PARAMETER_ALIGN - 1, &padded) ||
+            !size_add(total, padded, &padded) || padded > SIZE_MAX / 64)
+            return error_set(err, SKEP_RESOURCE_EXHAUSTED,
+                             "expert class %s: parameter %s does not fit into memory", e->cls->name,
+                             p->name);
+        e->offset[i] = total;
+        parameters += e->count[i];
+        total = padded / PARAMETER_ALIGN * PARAMETER_ALIGN;
+    }
+    e->total = total;
+    e->parameter_count = parameters;
+    return SKEP_OK;
+}
+
+/* Everything that can be known before memory is allocated for parameters. */
+static skep_status plan_expert(const struct skep_expert_options *o, struct expert *e,
+                               uint64_t *bytes, struct skep_error *err)
+{
+    skep_status rc = expert_class_find(o->cls, &e->cls, err);
+
+    if (rc != SKEP_OK)
+        return rc;
+    if (o->hidden_dim < MIN_HIDDEN || o->hidden_dim > MAX_HIDDEN)
+        return error_set(err, SKEP_INVALID_ARGUMENT, "hidden_dim: %" PRId64 ", expected %d to %d",
+                         o->hidden_dim, MIN_HIDDEN, MAX_HIDDEN);
+    rc = optimizer_check(o, err);
+    if (rc == SKEP_OK)
+        rc = e->cls->describe(o, &e->plan, err);
+    if (rc == SKEP_OK)
+        rc = lay_out(e, err);
+    if (rc == SKEP_OK)
+        *bytes = (uint64_t)e->total * sizeof(float) * (1 + optimizer_state_floats(o));
+    return rc;
+}
+
+/* Linux hands out memory it does not have; touching it then ends the process. */
+static skep_status check_fits(const struct expert *e, uint64_t bytes, struct skep_error *err)
+{
+    long pages = sysconf(_SC_PHYS_PAGES);
+    long page = sysconf(_SC_PAGESIZE);
+
+    if (pages <= 0 || page <= 0 || bytes <= (uint64_t)pages * (uint64_t)page)
+        return SKEP_OK;
+    return error_set(err, SKEP_RESOURCE_EXHAUSTED,
+                     "expert class %s: %" PRIu64 " parameters need %" PRIu64
+                     " MiB with their optimizer, this machine has %" PRIu64 " MiB",
+                     e->cls->name, e->parameter_count, bytes >> 20,
+                     ((uint64_t)pages * (uint64_t)page) >> 20);
+}
+
+static void initialize(struct expert *e, uint64_t seed)
+{
+    for (size_t i = 0; i < e->plan.parameter_count; i++) {
+        const struct expert_parameter *p = &e->plan.parameters[i];
+        float *x = e->values + e->offset[i];
+        size_t end = i + 1 < e->plan.parameter_count ? e->offset[i + 1] : e->total;
+
+        e->params[i] = x;
+        if (p->init == EXPERT_INIT_UNIFORM)
+            init_uniform(x, e->count[i], p->bound, seed, i);
+        else
+            init_constant(x, e->count[i], p->init == EXPERT_INIT_ONES ? 1.0f : 0.0f);
+        init_constant(x + e->count[i], end - e->offset[i] - e->count[i], 0.0f);
+    }
+}
+
+skep_status expert_memory(const struct skep_expert_options *options, uint64_t *bytes,
+                          struct skep_error *err)
+{
+    struct skep_expert_options o;
+    skep_status rc = read_options(options, &o, err);
+
+    if (rc != SKEP_OK)
+        return rc;
+    struct expert *e = mem_calloc(1, sizeof(*e));
+    if (e == NULL)
+        return error_no_memory(err, "expert", sizeof(*e));
+    rc = plan_expert(&o, e, bytes, err);
+    mem_free(e);
+    return rc;
+}
+
+skep_status expert_new(const struct skep_expert_options *options, struct expert **out,
+                       struct skep_error *err)
+{
+    struct skep_expert_options o;
+    struct expert *e = NULL;
+    uint64_t bytes;
+    skep_status rc = read_options(options, &o, err);
+
+    *out = NULL;
+    if (rc != SKEP_OK)
+        return rc;
+    e = mem_calloc(1, sizeof(*e));
+    if (e == NULL)
+        return error_no_memory(err, "expert", sizeof(*e));
+    rc = plan_expert(&o, e, &bytes, err);
+    if (rc == SKEP_OK)
+        rc = check_fits(e, bytes, err);
+    if (rc != SKEP_OK)
+        goto out;
+    e->values = floats_new(e->total);
+    if (e->values == NULL) {
+        rc = error_no_memory(err, "parameters", e->total * sizeof(float));
+        goto out;
+    }
+    rc = optimizer_init(&e->optimizer, &o, e->total, err);
+    if (rc != SKEP_OK)
+        goto out;
+    initialize(e, o.seed);
+    *out = e;
+    e = NULL;
+
+out:
+    expert_free(e);
+    return rc;
+}
+
+void expert_free(struct expert *expert)
+{
+    if (expert == NULL)
+        return;
+    optimizer_fini(&expert->optimizer);
+    mem_free(expert->values);
+    mem_free(expert);
+}
+
+const struct skep_expert_schema *expert_schema(const struct expert *expert)
+{
+    return &expert->plan.schema;
+}
+
+const char *expert_class_name(const struct expert *expert)
+{
+    return expert->cls->name;
+}
+
+uint64_t expert_parameter_count(const struct expert *expert)
+{
+    return expert->parameter_count;
+}
+
+/* Relaxed in both: a number for people, nothing else is read because of it. */
+uint64_t expert_update_count(const struct expert *expert)
+{
+    return atomic_load_explicit(&expert->updates, memory_order_relaxed);
+}
+
+uint64_t expert_skipped_count(const struct expert *expert)
+{
+    return atomic_load_explicit(&expert->skipped, memory_order_relaxed);
+}
+
+bool expert_is_bounded(const struct expert *expert)
+{
+    return expert->cls->is_bounded;
+}
+
+/* Callers have checked these; this is for mistakes of our own, in builds with assertions. */
+__attribute__((unused)) static bool are_valid(const struct skep_tensor_spec *specs, size_t count,
+                                              const DLTensor *tensors)
+{
+    const DLTensor *list[SKEP_EXPERT_MAX_TENSORS];
+    int64_t rows;
+
+    for (size_t i = 0; i < count; i++)
+        list[i] = &tensors[i];
+    return schema_check(specs, count, list, count, "tensor", &rows, NULL) == SKEP_OK;
+}
+
+skep_status expert_forward(struct expert *expert, const DLTensor *inputs, DLTensor *outputs,
+                           struct skep_error *err)
+{
+    struct workspace ws = {0};
+    struct expert_call call = {
+        .plan = &expert->plan,
+        .rows = (size_t)inputs[0].shape[0],
+        .params = expert->params,
+        .inputs = inputs,
+        .outputs = outputs,
+        .ws = &ws,
+    };
+
+    assert(are_valid(expert->plan.schema.inputs, expert->plan.schema.input_count, inputs));
+    assert(are_valid(expert->plan.schema.outputs, expert->plan.schema.output_count, outputs));
+    expert->cls->measure(&call, false);
+    skep_status rc = workspace_take(ws.used, &ws, err);
+    if (rc == SKEP_OK)
+        rc = expert->cls->forward(&call, err);
+    workspace_give(&ws);
+    return rc;
+}
+
+/* Cuts the flat gradient off the workspace, laid out like the parameters, its gaps zeroed. */
+static float *cut_gradients(const struct expert *e, struct workspace *ws, float **grads)
+{
+    float *flat = workspace_cut(ws, e->total);
+
+    for (size_t i = 0; flat != NULL && i < e->plan.parameter_count; i++) {
+        size_t end = i + 1 < e->plan.parameter_count ? e->offset[i + 1] : e->total;
+        grads[i] = flat + e->offset[i];
+        init_constant(grads[i] + e->count[i], end - e->offset[i] - e->count[i], 0.0f);
+    }
+    return flat;
+}
+
+/* Backward into a workspace that the caller gives back, also on failure. */
+static skep_status run_backward(struct expert *e, const DLTensor *inputs,
+                                const DLTensor *grad_outputs, DLTensor *grad_inputs,
+                                struct workspace *ws, float **flat, struct skep_error *err)
+{
+    float *grads[EXPERT_MAX_PARAMETERS];
+    struct expert_call call = {
+        .plan = &e->plan,
+        .rows = (size_t)inputs[0].shape[0],
+        .params = e->params,
+        .inputs = inputs,
+        .grad_outputs = grad_outputs,
+        .grad_inputs = grad_inputs,
+        .grads = grads,
+        .ws = ws,
+    };
+
+    assert(are_valid(e->plan.schema.inputs, e->plan.schema.input_count, inputs));
+    assert(are_valid(e->plan.schema.inputs, e->plan.schema.input_count, grad_inputs));
+    assert(are_valid(e->plan.schema.outputs, e->plan.schema.output_count, grad_outputs));
+    (void)cut_gradients(e, ws, grads);
+    e->cls->measure(&call, true);
+    skep_status rc = workspace_take(ws->used, ws, err);
+    if (rc != SKEP_OK)
+        return rc;
+    *flat = cut_gradients(e, ws, grads);
+    return e->cls->backward(&call, err);
+}
+
+skep_status expert_backward(struct expert *expert, const DLTensor *inputs,
+                            const DLTensor *grad_outputs, DLTensor *grad_inputs,
+                            struct skep_error *err)
+{
+    struct workspace ws = {0};
+    float *flat = NULL;
+    skep_status rc = run_backward(expert, inputs, grad_outputs, grad_inputs, &ws, &flat, err);
+
+    if (rc == SKEP_OK) {
+        rc = optimizer_step(&expert->optimizer, expert->values, flat, err);
+        atomic_fetch_add_explicit(rc == SKEP_OK ? &expert->updates : &expert->skipped, 1,
+                                  memory_order_relaxed);
+    }
+    workspace_give(&ws);
+    return rc;
+}
+
+skep_status expert_gradients(struct expert *expert, const DLTensor *inputs,
+                             const DLTensor *grad_outputs, DLTensor *grad_inputs,
+                             float *const *grads, struct skep_error *err)
+{
+    struct workspace ws = {0};
+    float *flat = NULL;
+    skep_status rc = run_backward(expert, inputs, grad_outputs, grad_inputs, &ws, &flat, err);
+
+    for (size_t i = 0; rc == SKEP_OK && i < expert->plan.parameter_count; i++)
+        if (expert->count[i] > 0)
+            memcpy(grads[i], flat + expert->offset[i], expert->count[i] * sizeof(float));
+    workspace_give(&ws);
+    return rc;
+}
+
+size_t expert_parameters(struct expert *expert, const char **names, DLTensor *views, size_t cap)
+{
+    for (size_t i = 0; i < expert->plan.parameter_count && i < cap; i++) {
+        struct expert_parameter *p = &expert->plan.parameters[i];
+        if (names != NULL)
+            names[i] = p->name;
+        if (views != NULL)
+            views[i] = (DLTensor){
+                .data = expert->values + expert->offset[i],
+                .device = {.device_type = kDLCPU},
+                .ndim = p->ndim,
+                .dtype = DTYPE_F32,
+                .shape = p->shape,
+            };
+    }
+    return expert->plan.parameter_count;
+}
+
+skep_status expert_set_parameter(struct expert *expert, const char *name, const DLTensor *value,
+                                 struct skep_error *err)
+{
+    size_t i = 0;
+    size_t bytes;
+    char got[96];
+    char want[96];
+
+    while (i < expert->plan.parameter_count && strcmp(expert->plan.parameters[i].name, name) != 0)
+        i++;
+    if (i == expert->plan.parameter_count)
+        return error_set(err, SKEP_NOT_FOUND, "expert class %s has no parameter \"%s\"",
+                         expert->cls->name, name);
+    struct expert_parameter *p = &expert->plan.parameters[i];
+    const DLTensor own = {.ndim = p->ndim, .dtype = DTYPE_F32, .shape = p->shape};
+    skep_status rc = skep_tensor_bytes(value, &bytes, err);
+    if (rc != SKEP_OK) {
+        error_prefix(err, "parameter %s", name);
+        return rc;
+    }
+    if (!dtype_equal(value->dtype, own.dtype) || value->ndim != p->ndim ||
+        memcmp(value->shape, p->shape, (size_t)p->ndim * sizeof(*p->shape)) != 0)
+        return error_set(err, SKEP_INVALID_ARGUMENT, "parameter %s: %s, expected %s", name,
+                         tensor_describe(value, got, sizeof(got)),
+                         tensor_describe(&own, want, sizeof(want)));
+    if (bytes > 0)
+        memcpy(expert->values + expert->offset[i], skep_tensor_data(value), bytes);
+    return SKEP_OK;
+}

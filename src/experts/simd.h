@@ -1,0 +1,68 @@
+/*
+ * Inner loops over plain float arrays, each for one thread and a range of the data. They are
+ * compiled several times for different instruction sets; simd_ops() gives the best set the CPU
+ * has. All arrays may have any length and the alignment of a float, and do not overlap unless a
+ * function says so.
+ */
+#ifndef SKEP_EXPERTS_SIMD_H
+#define SKEP_EXPERTS_SIMD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* One layer norm over rows of n: y = (x - mean) * rstd * weight + bias, then ReLU if asked. */
+struct simd_norm {
+    const float *weight;
+    const float *bias;
+    size_t n;
+    float eps;
+    bool relu;
+};
+
+/* Coefficients of one Adam or AdamW step, the same for every element. */
+struct simd_adam {
+    float grad_scale; /* of clipping; 1 without */
+    float decay;      /* parameters are multiplied by this first; 1 for Adam */
+    float beta1;
+    float beta2;
+    float step_size; /* learning rate / (1 - beta1^t) */
+    float root_bias; /* sqrt(1 - beta2^t) */
+    float eps;
+};
+
+struct simd_ops {
+    const char *name;
+    /* dst[c][r] = src[r][c] for r < rows, c < cols; plus bias[r] and add[c][r] where not NULL.
+     * add has dst's layout and may be dst. Strides are in elements. */
+    void (*transpose)(const float *src, size_t rows, size_t cols, size_t src_stride, float *dst,
+                      size_t dst_stride, const float *bias, const float *add);
+    /* y[r] += bias, and += add[r] where not NULL, for rows of n. */
+    void (*add_bias)(float *y, size_t rows, size_t n, const float *bias, const float *add);
+    /* mean and rstd (one a row) are written; y may be x. */
+    void (*norm_forward)(const struct simd_norm *norm, const float *x, size_t rows, float *y,
+                         float *mean, float *rstd);
+    /*
+     * grad holds dL/dy and becomes dL/dx in place. y, the forward result, tells where ReLU was
+     * open (unused without ReLU). Adds to d_weight, d_bias and, where not NULL, the column sums
+     * of dL/dx to d_sum.
+     */
+    void (*norm_backward)(const struct simd_norm *norm, const float *x, const float *y,
+                          const float *mean, const float *rstd, size_t rows, float *grad,
+                          float *d_weight, float *d_bias, float *d_sum);
+    /* sum[j] += x[r][j] over rows of n. */
+    void (*column_sums)(const float *x, size_t rows, size_t n, float *sum);
+    /* Sum of squares in double: not finite exactly if an element is not. */
+    double (*sum_squares)(const float *x, size_t n);
+    void (*adam)(float *p, float *m, float *v, const float *g, size_t n, const struct simd_adam *c);
+};
+
+const struct simd_ops *simd_ops(void);
+
+/* The variants, for simd.c and tests: call only what the CPU has. */
+extern const struct simd_ops simd_ops_base;
+#if defined(__x86_64__)
+extern const struct simd_ops simd_ops_avx2;
+extern const struct simd_ops simd_ops_avx512;
+#endif
+
+#endif

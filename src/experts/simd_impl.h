@@ -1,0 +1,266 @@
+/*
+ * The inner loops of simd.h, written once with the compilers' vector types of 16 floats, which
+ * become one, two or four registers. Included by simd_<set>.c, which define SIMD_NAME and
+ * SIMD_TEXT; everything here is static, so that no function compiled for a newer CPU can be
+ * picked by the linker for an older one.
+ */
+#include "experts/simd.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { LANES = 16 };
+
+/* Unaligned loads and stores. */
+typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
+typedef double vec_double __attribute__((vector_size(128)));
+
+#define LOAD(p) (*(const vec *)(p))
+#define STORE(p, value) (*(vec *)(p) = (value))
+
+/* Added pairwise, so that every instruction set adds in the same order. */
+static inline float add_lanes(const vec *v)
+{
+    float t[LANES];
+
+    memcpy(t, v, sizeof(t));
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++)
+            t[i] += t[i + half];
+    return t[0];
+}
+
+/* A full tile is read and written in whole cache lines: with row strides that are powers of two,
+ * 16 lines share one cache set, so reading single columns of it would miss every time. */
+static inline void transpose_tile(const float *src, size_t rows, size_t cols, size_t src_stride,
+                                  float *dst, size_t dst_stride, const float *bias,
+                                  const float *add)
+{
+    float in[LANES][LANES];
+
+    for (size_t r = 0; r < rows; r++) {
+        float b = bias != NULL ? bias[r] : 0.0f;
+        for (size_t c = 0; c < cols; c++)
+            in[r][c] = src[r * src_stride + c] + b;
+    }
+    for (size_t c = 0; c < cols; c++) {
+        float out[LANES];
+        for (size_t r = 0; r < rows; r++)
+            out[r] = in[r][c];
+        if (add != NULL)
+            for (size_t r = 0; r < rows; r++)
+                out[r] += add[c * dst_stride + r];
+        memcpy(dst + c * dst_stride, out, rows * sizeof(*out));
+    }
+}
+
+static void SIMD_NAME(transpose)(const float *src, size_t rows, size_t cols, size_t src_stride,
+                                 float *dst, size_t dst_stride, const float *bias, const float *add)
+{
+    for (size_t r = 0; r < rows; r += LANES) {
+        const float *tile_bias = bias != NULL ? bias + r : NULL;
+        size_t tile_rows = rows - r < LANES ? rows - r : LANES;
+        for (size_t c = 0; c < cols; c += LANES) {
+            const float *tile = src + r * src_stride + c;
+            float *to = dst + c * dst_stride + r;
+            const float *tile_add = add != NULL ? add + c * dst_stride + r : NULL;
+            /* Constant bounds let the compiler unroll and vectorize the common case. */
+            if (tile_rows == LANES && cols - c >= LANES)
+                transpose_tile(tile, LANES, LANES, src_stride, to, dst_stride, tile_bias, tile_add);
+            else
+                transpose_tile(tile, tile_rows, cols - c < LANES ? cols - c : LANES, src_stride, to,
+                               dst_stride, tile_bias, tile_add);
+        }
+    }
+}
+
+static void SIMD_NAME(add_bias)(float *y, size_t rows, size_t n, const float *bias,
+                                const float *add)
+{
+    for (size_t r = 0; r < rows; r++) {
+        float *row = y + r * n;
+        if (add == NULL) {
+            for (size_t j = 0; j < n; j++)
+                row[j] += bias[j];
+        } else {
+            const float *more = add + r * n;
+            for (size_t j = 0; j < n; j++)
+                row[j] = row[j] + bias[j] + more[j];
+        }
+    }
+}
+
+static inline float sum_row(const float *x, size_t n)
+{
+    vec a = {0};
+    vec b = {0};
+    size_t j = 0;
+
+    for (; j + 2 * LANES <= n; j += 2 * LANES) {
+        a += LOAD(x + j);
+        b += LOAD(x + j + LANES);
+    }
+    a += b;
+    float sum = add_lanes(&a);
+    for (; j < n; j++)
+        sum += x[j];
+    return sum;
+}
+
+/* Around the mean, in a second pass: squares minus the squared mean would cancel. */
+static inline float sum_squared_distance(const float *x, size_t n, float mean)
+{
+    vec a = {0};
+    vec b = {0};
+    size_t j = 0;
+
+    for (; j + 2 * LANES <= n; j += 2 * LANES) {
+        vec d = LOAD(x + j) - mean;
+        vec e = LOAD(x + j + LANES) - mean;
+        a += d * d;
+        b += e * e;
+    }
+    a += b;
+    float sum = add_lanes(&a);
+    for (; j < n; j++)
+        sum += (x[j] - mean) * (x[j] - mean);
+    return sum;
+}
+
+static void SIMD_NAME(norm_forward)(const struct simd_norm *norm, const float *x, size_t rows,
+                                    float *y, float *mean, float *rstd)
+{
+    size_t n = norm->n;
+    const float *weight = norm->weight;
+    const float *bias = norm->bias;
+
+    for (size_t r = 0; r < rows; r++) {
+        const float *in = x + r * n;
+        float *out = y + r * n;
+        float m = sum_row(in, n) / (float)n;
+        float s = 1.0f / sqrtf(sum_squared_distance(in, n, m) / (float)n + norm->eps);
+        mean[r] = m;
+        rstd[r] = s;
+        for (size_t j = 0; j < n; j++)
+            out[j] = (in[j] - m) * s * weight[j] + bias[j];
+        /* Not fmaxf: a NaN must stay a NaN. */
+        if (norm->relu)
+            for (size_t j = 0; j < n; j++)
+                out[j] = out[j] < 0.0f ? 0.0f : out[j];
+    }
+}
+
+/* First sweep over a row: closes the ReLU, adds up the parameters' gradients, and gives the sums
+ * of g*w and g*w*xhat that the second one needs. */
+static inline void norm_backward_sums(const float *x, const float *w, float m, float s, size_t n,
+                                      const float *g, float *d_weight, float *d_bias, float *sum_g,
+                                      float *sum_gx)
+{
+    vec a = {0};
+    vec b = {0};
+    size_t j = 0;
+
+    for (; j + LANES <= n; j += LANES) {
+        vec gj = LOAD(g + j);
+        vec xhat = (LOAD(x + j) - m) * s;
+        vec gw = gj * LOAD(w + j);
+        STORE(d_weight + j, LOAD(d_weight + j) + gj * xhat);
+        STORE(d_bias + j, LOAD(d_bias + j) + gj);
+        a += gw;
+        b += gw * xhat;
+    }
+    *sum_g = add_lanes(&a);
+    *sum_gx = add_lanes(&b);
+    for (; j < n; j++) {
+        float xhat = (x[j] - m) * s;
+        d_weight[j] += g[j] * xhat;
+        d_bias[j] += g[j];
+        *sum_g += g[j] * w[j];
+        *sum_gx += g[j] * w[j] * xhat;
+    }
+}
+
+static void SIMD_NAME(norm_backward)(const struct simd_norm *norm, const float *x, const float *y,
+                                     const float *mean, const float *rstd, size_t rows, float *grad,
+                                     float *d_weight, float *d_bias, float *d_sum)
+{
+    size_t n = norm->n;
+    const float *w = norm->weight;
+
+    for (size_t r = 0; r < rows; r++) {
+        const float *in = x + r * n;
+        float *g = grad + r * n;
+        float m = mean[r];
+        float s = rstd[r];
+        float sum_g;
+        float sum_gx;
+
+        if (norm->relu) {
+            const float *out = y + r * n;
+            for (size_t j = 0; j < n; j++)
+                g[j] = out[j] > 0.0f ? g[j] : 0.0f;
+        }
+        norm_backward_sums(in, w, m, s, n, g, d_weight, d_bias, &sum_g, &sum_gx);
+        float mean_g = sum_g / (float)n;
+        float mean_gx = sum_gx / (float)n;
+        for (size_t j = 0; j < n; j++)
+            g[j] = s * (g[j] * w[j] - mean_g - (in[j] - m) * s * mean_gx);
+        if (d_sum != NULL)
+            for (size_t j = 0; j < n; j++)
+                d_sum[j] += g[j];
+    }
+}
+
+static void SIMD_NAME(column_sums)(const float *x, size_t rows, size_t n, float *sum)
+{
+    for (size_t r = 0; r < rows; r++)
+        for (size_t j = 0; j < n; j++)
+            sum[j] += x[r * n + j];
+}
+
+static double SIMD_NAME(sum_squares)(const float *x, size_t n)
+{
+    vec_double a = {0};
+    size_t j = 0;
+    double t[LANES];
+    double sum = 0.0;
+
+    for (; j + LANES <= n; j += LANES) {
+        vec_double d = __builtin_convertvector(LOAD(x + j), vec_double);
+        a += d * d;
+    }
+    memcpy(t, &a, sizeof(t));
+    for (int i = 0; i < LANES; i++)
+        sum += t[i];
+    for (; j < n; j++)
+        sum += (double)x[j] * (double)x[j];
+    return sum;
+}
+
+static void SIMD_NAME(adam)(float *restrict p, float *restrict m, float *restrict v,
+                            const float *restrict g, size_t n, const struct simd_adam *c)
+{
+    const struct simd_adam k = *c;
+    const float rest1 = 1.0f - k.beta1;
+    const float rest2 = 1.0f - k.beta2;
+
+    for (size_t i = 0; i < n; i++) {
+        float gi = g[i] * k.grad_scale;
+        float mi = k.beta1 * m[i] + rest1 * gi;
+        float vi = k.beta2 * v[i] + rest2 * gi * gi;
+        m[i] = mi;
+        v[i] = vi;
+        p[i] = p[i] * k.decay - k.step_size * (mi / (sqrtf(vi) / k.root_bias + k.eps));
+    }
+}
+
+const struct simd_ops SIMD_NAME(simd_ops) = {
+    .name = SIMD_TEXT,
+    .transpose = SIMD_NAME(transpose),
+    .add_bias = SIMD_NAME(add_bias),
+    .norm_forward = SIMD_NAME(norm_forward),
+    .norm_backward = SIMD_NAME(norm_backward),
+    .column_sums = SIMD_NAME(column_sums),
+    .sum_squares = SIMD_NAME(sum_squares),
+    .adam = SIMD_NAME(adam),
+};
