@@ -50,6 +50,7 @@ struct directory_config {
     unsigned max_in_flight;           /* gets and puts under way; default 64 */
     uint32_t miss_ttl_ms;             /* how long a miss is remembered; default 2000 */
     size_t cache_entries;             /* default 65536 */
+    int64_t (*wall_ms)(void);         /* tests: another wall clock; NULL: clock_wall_ms() */
 };
 
 SKEP_MUST_CHECK skep_status directory_new(const struct directory_config *config,
@@ -74,6 +75,29 @@ SKEP_MUST_CHECK skep_status directory_declare(struct directory *directory,
                                               struct declaration *declarations, size_t count,
                                               uint64_t deadline_us, directory_declared_fn done,
                                               void *arg, struct skep_error *err);
+
+/* Ends a declare that is under way, now: what is not done yet gets SKEP_CANCELLED. Does nothing if
+ * it has ended. `done` comes as always, soon. */
+void directory_declare_cancel(struct directory *directory, const struct declaration *declarations);
+
+/*
+ * The clock by which to date records, in ms: the wall clock, but never behind the newest record of
+ * our own that was seen in the DHT plus the time since. So a node that restarts with a clock that
+ * was set back still publishes records that are newer than its old ones and not yet expired. At
+ * most 30 min ahead of the wall clock, because nobody stores what expires in more than an hour.
+ */
+int64_t directory_now_ms(struct directory *directory);
+/*
+ * Looks for records of our own identity under these keys: what an earlier run left. Later seqs
+ * continue from the highest.
+ * @param keys  count times RECORD_KEY_BYTES; copied. At most 256 keys.
+ * @param found gets the highest seq seen, 0 if none.
+ */
+typedef void (*directory_own_fn)(void *arg, uint64_t highest_seq);
+SKEP_MUST_CHECK skep_status directory_find_own(struct directory *directory, const uint8_t *keys,
+                                               size_t count, uint64_t deadline_us,
+                                               directory_own_fn found, void *arg,
+                                               struct skep_error *err);
 
 /* Experts of our own node: answered without the network, `local` set. Replaces the earlier set. */
 SKEP_MUST_CHECK skep_status directory_set_local(struct directory *directory,

@@ -1,6 +1,6 @@
 /*
  * Signed, expiring records: their structure, bytes (docs/records.md), signature and policies.
- * No network, no clock: times are given. Thread: any.
+ * No network, no clock: times are given. Thread: any, once identity_system_init() has run.
  */
 #ifndef SKEP_DHT_RECORD_H
 #define SKEP_DHT_RECORD_H
@@ -114,14 +114,15 @@ unsigned record_shard(const uint8_t peer_id[static PEER_ID_BYTES]);
 /* OpenDHT's network id of a swarm; never 0. */
 uint32_t record_network_id(const struct record_swarm *swarm);
 
-/* Value id: first 8 bytes of BLAKE2b over peer id, kind and the stable part of the body; never 0.
- */
+/* Value id: first 8 bytes of BLAKE2b over peer id, kind and subject (UID; prefix and part; nothing
+ * more for a node); never 0. So whatever a peer says anew about a subject replaces what it said. */
 uint64_t record_value_id(const struct record *record);
 
 /*
  * Encodes and signs for one key; peer_id is taken from `identity`.
- * @return SKEP_INVALID_ARGUMENT if it is over its kind's limit in bytes, or an endpoint is not
- * usable.
+ * @param out  on success replaced by the record's bytes; owned: bytes_free(). Untouched otherwise.
+ * @return SKEP_INVALID_ARGUMENT if it is over its kind's limit in bytes, an endpoint is not usable,
+ *         or another field is not what docs/records.md allows.
  */
 SKEP_MUST_CHECK skep_status record_encode(const struct record *record,
                                           const struct identity *identity,
@@ -130,10 +131,11 @@ SKEP_MUST_CHECK skep_status record_encode(const struct record *record,
                                           struct bytes *out, struct skep_error *err);
 /*
  * Decodes and checks everything: form, limits, signature for that key, expiry (with clock skew),
- * and that kind and subject belong to the key where the caller says which (expect_* below).
+ * and that kind and subject belong to the key.
  * Endpoints that must not be dialled are dropped; a record left without any is refused.
- * @return SKEP_DATA_LOSS (form), SKEP_UNAUTHENTICATED (signature or seal), SKEP_DEADLINE_EXCEEDED
- *         (expired), SKEP_INVALID_ARGUMENT (limits). *out is zeroed on failure.
+ * @param out  owned: record_free(). Zeroed on failure.
+ * @return SKEP_DATA_LOSS (form, or a subject of another key), SKEP_UNAUTHENTICATED (signature or
+ *         seal), SKEP_DEADLINE_EXCEEDED (expired), SKEP_INVALID_ARGUMENT (limits).
  */
 SKEP_MUST_CHECK skep_status record_decode(struct record *out, const uint8_t *data, size_t len,
                                           const struct record_swarm *swarm,
@@ -141,8 +143,9 @@ SKEP_MUST_CHECK skep_status record_decode(struct record *out, const uint8_t *dat
                                           int64_t now_unix_s, struct skep_error *err);
 
 /*
- * What a storing node decides. It may know the record's swarm (its own): the body of a sealed
- * record is opened only by members, so storing checks form, signature, sizes and times.
+ * What a storing node decides: it stores what a reader of its swarm would accept, under the value
+ * id that belongs to the record. In a private swarm that needs the swarm key, which all members
+ * have.
  */
 bool record_store_policy(const uint8_t *data, size_t len, uint64_t value_id,
                          const uint8_t key[static RECORD_KEY_BYTES],

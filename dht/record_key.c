@@ -144,31 +144,10 @@ uint32_t record_network_id(const struct record_swarm *swarm)
     return id != 0 ? id : 1; /* 0 is the public network */
 }
 
-static void hash_endpoints(struct field_hash *h, const struct endpoint *endpoints, size_t count)
-{
-    char text[ENDPOINT_TEXT_BYTES];
-
-    field_hash_u64(h, count);
-    for (size_t i = 0; i < count; i++)
-        field_hash_text(h, endpoint_format(&endpoints[i], text));
-}
-
-static void hash_prefix(struct field_hash *h, const struct record_prefix *prefix)
-{
-    field_hash_text(h, prefix->prefix);
-    hash_endpoints(h, prefix->endpoints, prefix->endpoint_count);
-    field_hash_u64(h, prefix->features);
-    field_hash_u64(h, prefix->part);
-    field_hash_u64(h, prefix->parts);
-    field_hash_u64(h, prefix->coord_count);
-    for (size_t i = 0; i < prefix->coord_count; i++)
-        field_hash_u64(h, (uint64_t)prefix->coords[i]);
-}
-
 /*
- * Load and counters are left out, so that a refresh with new figures replaces the old copy. So are
- * `offline` and a node's state: a withdrawal must replace the statement it withdraws, or a reader
- * could be given the older one first.
+ * One id a statement: who says something about what. OpenDHT hands out the values of a key in
+ * random order, so an older copy beside the newest, of a node that moved or withdrew, would be the
+ * answer half the time; under one id the newest replaces the others.
  */
 uint64_t record_value_id(const struct record *record)
 {
@@ -178,25 +157,11 @@ uint64_t record_value_id(const struct record *record)
     field_hash_init(&h, NULL, "skep value v1");
     field_hash_bytes(&h, record->peer_id, PEER_ID_BYTES);
     field_hash_u64(&h, record->kind);
-    switch (record->kind) {
-    case RECORD_EXPERT:
+    if (record->kind == RECORD_EXPERT) {
         field_hash_text(&h, record->expert.uid);
-        hash_endpoints(&h, record->expert.endpoints, record->expert.endpoint_count);
-        field_hash_text(&h, record->expert.cls);
-        field_hash_bytes(&h, record->expert.schema_digest, sizeof(record->expert.schema_digest));
-        field_hash_u64(&h, record->expert.features);
-        break;
-    case RECORD_PREFIX:
-        hash_prefix(&h, &record->prefix);
-        break;
-    case RECORD_NODE:
-        hash_endpoints(&h, record->node.endpoints, record->node.endpoint_count);
-        field_hash_u64(&h, record->node.features);
-        field_hash_text(&h, record->node.version);
-        break;
-    case RECORD_TRACKER:
-    case RECORD_RESOURCE:
-        break; /* never encoded or decoded here */
+    } else if (record->kind == RECORD_PREFIX) {
+        field_hash_text(&h, record->prefix.prefix);
+        field_hash_u64(&h, record->prefix.part);
     }
     field_hash_final(&h, hash);
     uint64_t id = load_u64(hash);

@@ -22,7 +22,10 @@ struct swarm_config {
     size_t initial_peer_count;
     const char *peers_file; /* known peers are saved here and tried on restart; NULL: no */
     bool bootstrap_only;
-    uint32_t clock_skew_s; /* 0: the default, 60 */
+    uint32_t clock_skew_s;        /* 0: the default, 60 */
+    bool raise_rate_limits;       /* as in runner_config */
+    int64_t (*wall_ms)(void);     /* tests: another wall clock; NULL: clock_wall_ms() */
+    uint32_t bootstrap_minute_ms; /* tests: as in bootstrap_config; 0: 60,000 */
 };
 
 /*
@@ -36,7 +39,14 @@ SKEP_MUST_CHECK skep_status swarm_join(const struct swarm_config *config, struct
 /* Leaves, saves peers, frees; bounded by the deadline. NULL is allowed. */
 void swarm_leave(struct swarm *swarm, uint64_t deadline_us);
 
-/* True once at least one peer answered; waits until then or the deadline. Without configured or
+/*
+ * Whether loopback endpoints may be published and dialled in this swarm (record_swarm.loopback) is
+ * decided at the start, from what is given: with initial or saved peers, if every one of them is a
+ * loopback address and dht_listen is loopback or unspecified; without any, if dht_listen is
+ * loopback. A name other than "localhost" is not loopback, whatever it resolves to.
+ */
+
+/* True while at least one peer answers; waits until then or the deadline. Without configured or
  * saved peers it is true at once: this node starts a swarm of its own. */
 bool swarm_wait_joined(struct swarm *swarm, uint64_t deadline_us);
 unsigned swarm_peer_count(struct swarm *swarm);

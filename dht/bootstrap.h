@@ -1,0 +1,44 @@
+/*
+ * What keeps a runner connected: the "skep-bootstrap" thread contacts the configured peers and
+ * those saved at an earlier run, again and again with a growing pause while there are too few
+ * peers, and once a minute those that are missing from the routing table, so that two halves of a
+ * swarm that were started apart find each other.
+ */
+#ifndef SKEP_DHT_BOOTSTRAP_H
+#define SKEP_DHT_BOOTSTRAP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <skep/status.h>
+#include "dht/runner.h"
+
+struct bootstrap;
+
+enum { BOOTSTRAP_MAX_PEERS = 256 }; /* configured */
+
+struct bootstrap_config {
+    struct runner *runner;        /* borrowed until bootstrap_free() */
+    struct endpoint listen;       /* to know an address of our own when we see it */
+    const struct endpoint *peers; /* configured; copied. Repeated ones count once. */
+    size_t peer_count;
+    const struct address *saved; /* of an earlier run; copied */
+    size_t saved_count;
+    const char *peers_file; /* copied; NULL: peers are not saved */
+    uint32_t minute_ms;     /* tests: how long a minute is; 0: 60,000 */
+};
+
+/* Contacts every numeric peer before it returns.
+ * @return SKEP_INVALID_ARGUMENT for over BOOTSTRAP_MAX_PEERS; SKEP_RESOURCE_EXHAUSTED. */
+SKEP_MUST_CHECK skep_status bootstrap_new(const struct bootstrap_config *config,
+                                          struct bootstrap **out, struct skep_error *err);
+/* Saves peers, ends the thread, frees. Name lookups that still block are left to end by themselves
+ * at the deadline. NULL is allowed. */
+void bootstrap_free(struct bootstrap *bootstrap, uint64_t deadline_us);
+
+/* As swarm_wait_joined(). */
+bool bootstrap_wait_joined(struct bootstrap *bootstrap, uint64_t deadline_us);
+/* As the thread saw it last: at most a second old, milliseconds while joining. Never blocks. */
+unsigned bootstrap_peer_count(struct bootstrap *bootstrap);
+
+#endif

@@ -1,0 +1,196 @@
+/*
+ * Values that arrived for a query: which of them to verify, in which order, and what they tell.
+ *
+ * Anybody may put anything under a key, and OpenDHT nodes that are not ours store it. A signature
+ * costs some 60 us to check, so the cheap questions come first: form, kind, dates, and whether a
+ * newer record of that peer is known already. Then peers that were verified before, then by seq,
+ * newest first; of a peer whose newest record turns out to be forged, the next is tried. The number
+ * of signatures checked for one lookup is bounded.
+ */
+#include "dht/directory_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/log.h"
+#include "dht/record_internal.h"
+
+enum {
+    REFUSED_LOG_MS = 10 * 1000,
+    CLOCK_LOG_MS = 60 * 1000,
+};
+
+struct candidate {
+    const struct inbox_event *event; /* view */
+    uint8_t peer_id[PEER_ID_BYTES];
+    enum record_kind kind;
+    uint64_t seq;
+    int64_t expires_at;
+    bool known; /* this peer's records were verified before */
+};
+
+static bool peek(struct candidate *c, const struct inbox_event *event)
+{
+    struct envelope e;
+
+    if (envelope_parse(&e, event->data, event->len, NULL) != SKEP_OK)
+        return false;
+    c->event = event;
+    memcpy(c->peer_id, e.peer_id, sizeof(c->peer_id));
+    c->kind = e.kind;
+    c->seq = e.seq;
+    c->expires_at = e.expires_at;
+    envelope_free(&e);
+    return true;
+}
+
+static bool dates_are_possible(const struct directory *d, const struct candidate *c, int64_t now_s)
+{
+    int64_t ahead = RECORD_MAX_LIFETIME_S + (int64_t)d->clock_skew_s;
+
+    return c->expires_at > now_s - (int64_t)d->clock_skew_s && c->expires_at <= now_s + ahead &&
+           c->seq / 1000 <= (uint64_t)(now_s + ahead);
+}
+
+/* Whether a value is worth checking a signature; fills in the candidate. */
+static bool is_candidate(struct directory *d, struct query *q, const struct inbox_event *event,
+                         int64_t now_s, struct candidate *c)
+{
+    if (!peek(c, event) || !dates_are_possible(d, c, now_s))
+        return false;
+    if (q->own)
+        return memcmp(c->peer_id, d->identity->peer_id, PEER_ID_BYTES) == 0;
+    if (c->kind != RECORD_EXPERT)
+        return false;
+    c->known = provider_set_seq(&q->found, c->peer_id) != 0;
+    return true;
+}
+
+static int better_first(const void *a, const void *b)
+{
+    const struct candidate *x = a, *y = b;
+
+    if (x->known != y->known)
+        return x->known ? -1 : 1;
+    return x->seq > y->seq ? -1 : x->seq < y->seq;
+}
+
+static void merge(struct directory *d, struct query *q, const struct record *record, int64_t now_s)
+{
+    bool own = memcmp(record->peer_id, d->identity->peer_id, PEER_ID_BYTES) == 0;
+
+    pthread_mutex_lock(&d->lock);
+    if (own)
+        directory_saw_own(d, record->seq);
+    /* What we serve, directory_set_local() says; a record of ours beside it is from an earlier run
+     * and would make us dial ourselves. */
+    if (!q->own && !(own && d->locals_set)) {
+        provider_set_merge(&q->found, record, now_s);
+        struct cache_entry *e = lookup_cache_touch(&d->cache, q->key);
+        if (e != NULL)
+            provider_set_merge(&e->found, record, now_s);
+    }
+    for (struct waiter *w = q->own && own ? q->waiters : NULL; w != NULL; w = w->next)
+        if (record->seq > w->request->own_seq)
+            w->request->own_seq = record->seq;
+    pthread_mutex_unlock(&d->lock);
+}
+
+/* A record that is dated after our own clock by more than clocks may differ: the storing nodes may
+ * find ours expired. The publisher is honest about its own clock or harms itself. */
+static void compare_clocks(const struct directory *d, const struct record *record, int64_t now_s)
+{
+    static struct log_gate gate;
+    unsigned long suppressed;
+    char peer[PEER_ID_SHORT_BYTES];
+
+    if (record->seq / 1000 <= (uint64_t)now_s + d->clock_skew_s ||
+        memcmp(record->peer_id, d->identity->peer_id, PEER_ID_BYTES) == 0 ||
+        !log_gate_open(&gate, CLOCK_LOG_MS, &suppressed))
+        return;
+    peer_id_short(record->peer_id, peer);
+    log_warn("directory: peer %s dates its records %llu s after our clock: check the clocks of "
+             "both machines, records count as expired when they differ by over %u s",
+             peer, (unsigned long long)(record->seq / 1000 - (uint64_t)now_s), d->clock_skew_s);
+}
+
+/* Verifies one candidate and takes it in. False: refused. */
+static bool verify(struct directory *d, struct query *q, const struct candidate *c, int64_t now_s)
+{
+    struct record record = {0};
+    struct skep_error err = {0};
+
+    q->verifications++;
+    skep_status rc =
+        record_decode(&record, c->event->data, c->event->len, d->swarm, q->key, now_s, &err);
+    if (rc == SKEP_OK && !q->own &&
+        (record.kind != RECORD_EXPERT || strcmp(record.expert.uid, q->uid) != 0)) {
+        log_debug("directory: %s: record for %s refused", q->uid,
+                  record.kind == RECORD_EXPERT ? record.expert.uid : "another kind");
+        rc = SKEP_DATA_LOSS;
+    } else if (rc != SKEP_OK) {
+        log_debug("directory: %s: record refused: %s", q->own ? "own" : q->uid, err.message);
+    }
+    if (rc == SKEP_OK) {
+        compare_clocks(d, &record, now_s);
+        merge(d, q, &record, now_s);
+    }
+    record_free(&record);
+    return rc == SKEP_OK;
+}
+
+static void log_refused(const struct query *q, size_t refused)
+{
+    static struct log_gate gate;
+    unsigned long suppressed;
+
+    if (refused > 0 && log_gate_open(&gate, REFUSED_LOG_MS, &suppressed))
+        log_info("directory: %s: %zu records refused (forged, malformed or expired)",
+                 q->own ? "own records" : q->uid, refused);
+}
+
+static size_t check_all(struct directory *d, struct query *q, struct candidate *list, size_t count,
+                        int64_t now_s)
+{
+    size_t refused = 0;
+
+    qsort(list, count, sizeof(*list), better_first);
+    for (size_t i = 0; i < count; i++) {
+        if (!q->own && provider_set_seq(&q->found, list[i].peer_id) >= list[i].seq)
+            continue; /* an older statement of a peer that has been heard */
+        if (q->verifications >= MAX_VERIFICATIONS || !verify(d, q, &list[i], now_s))
+            refused++;
+    }
+    return refused;
+}
+
+void query_check_candidates(struct directory *d, struct query *q)
+{
+    int64_t now_s = d->wall_ms() / 1000;
+    struct candidate *list = mem_calloc(q->candidate_count, sizeof(*list));
+    size_t count = 0, refused = 0;
+
+    for (const struct inbox_event *e = q->candidates; e != NULL && list != NULL; e = e->next) {
+        if (is_candidate(d, q, e, now_s, &list[count]))
+            count++;
+        else
+            refused++;
+    }
+    if (list != NULL)
+        refused += check_all(d, q, list, count, now_s);
+    mem_free(list);
+
+    while (q->candidates != NULL) {
+        struct inbox_event *e = q->candidates;
+        q->candidates = e->next;
+        inbox_event_free(e);
+    }
+    q->candidate_count = 0;
+    log_refused(q, refused);
+    if (refused > 0) {
+        pthread_mutex_lock(&d->lock);
+        d->stats.records_refused += refused;
+        pthread_mutex_unlock(&d->lock);
+    }
+}

@@ -1,0 +1,213 @@
+/*
+ * Inside the directory, shared by its files.
+ *
+ *   directory.c      life cycle, the thread, timers, clock
+ *   directory_get.c  requests (what a caller asked) and queries (what is asked of the DHT)
+ *   directory_check.c  values that arrived: which to verify, in which order, what they tell
+ *   directory_put.c  batches of records to declare
+ *
+ * Lock order: directory.lock, then inbox.lock; OpenDHT's own locks come after both. Nobody calls a
+ * user's callback with a lock held. Only the directory's thread frees queries and batches.
+ */
+#ifndef SKEP_DHT_DIRECTORY_INTERNAL_H
+#define SKEP_DHT_DIRECTORY_INTERNAL_H
+
+#include <pthread.h>
+#include "base/thread.h"
+#include "dht/directory.h"
+#include "dht/inbox.h"
+#include "dht/lookup_cache.h"
+
+enum {
+    /* Pacing. A get or put holds a slot until it has an answer, or this long: with dead nodes near
+     * a key OpenDHT's "done" comes seconds late, and waiting for it would starve the others. */
+    SLOT_HOLD_US = 300 * 1000,
+    /* Gets and puts without "done" yet, as a multiple of max_in_flight: what bounds OpenDHT's own
+     * queue when nothing comes back at all. */
+    OUTSTANDING_FACTOR = 16,
+    ASK_LOST_US = 30 * 1000 * 1000, /* "done" will not come any more: stop counting it */
+
+    RETRY_PAUSE_US = 80 * 1000, /* before an empty answer is asked once more; plus up to as much */
+    ATTEMPT_US = 3 * 1000 * 1000,       /* first attempt without "done": ask again all the same */
+    LAST_ATTEMPT_US = 15 * 1000 * 1000, /* callers without a deadline get their answer by then */
+    LINGER_US = 5 * 1000 * 1000,        /* after the answer, late records still enter the cache */
+    /* An answer takes about a millisecond; one that takes this long makes us look for peers. */
+    PEER_CHECK_FIRST_US = 40 * 1000,
+    PEER_CHECK_US = 250 * 1000,
+
+    PUT_US = 6 * 1000 * 1000, /* a put's own time limit */
+
+    TIMER_GRAIN_US = 4096, /* timers are looked at together, no more often than this */
+
+    MAX_QUERIES = 1 << 17,
+    QUERY_BUCKETS = 1024,
+    /* Signatures checked for one lookup: a thousand forgeries are gone through (about 60 us each)
+     * without hiding the genuine record; a flood is not. */
+    MAX_VERIFICATIONS = 1536,
+};
+
+struct request;
+struct query;
+
+/* One UID of one request, waiting for a query. */
+struct waiter {
+    struct request *request;
+    struct query *query; /* NULL once it has its result */
+    struct waiter *next, **link;
+};
+
+/* What a caller asked for. Owned by the directory until its callback has run; a waiting caller
+ * (sync) owns it itself. */
+struct request {
+    struct request *next, **link;  /* in directory.requests or .completed */
+    struct lookup_result *results; /* NULL for own records */
+    size_t count, remaining;
+    uint64_t deadline_us;
+    directory_found_fn found;
+    directory_own_fn found_own; /* instead, for own records */
+    uint64_t own_seq;
+    void *arg;
+    bool sync;
+    bool finished;
+    pthread_cond_t done; /* sync only */
+    struct waiter waiters[];
+};
+
+enum query_state {
+    QUERY_WAITING,   /* for a slot */
+    QUERY_ASKED,     /* OpenDHT has it */
+    QUERY_ENDED,     /* came back without a record, to be concluded; in directory.ended */
+    QUERY_PAUSED,    /* came back empty; asked once more after again_us */
+    QUERY_LINGERING, /* answered; late records still go to the cache */
+};
+
+/* One key to ask of the DHT, for any number of waiters. */
+struct query {
+    struct query *next, **link; /* in directory.queries */
+    struct query *chain;        /* in directory.table, while it can be joined */
+    struct query *fifo; /* in directory.waiting while QUERY_WAITING, .ended while QUERY_ENDED */
+    struct waiter *waiters;
+    uint8_t key[RECORD_KEY_BYTES];
+    enum query_state state;
+    bool own; /* our own records under any kind, not an expert */
+    bool in_table;
+    bool holds_slot;
+    bool ended_ok; /* what OpenDHT said of the attempt that ended */
+    unsigned attempts;
+    unsigned asks;   /* of ours that OpenDHT still has */
+    struct ask *ask; /* the current attempt; NULL: none. Shared through asks. */
+    uint64_t asked_us, again_us, linger_until_us, check_us;
+    /* The directory's thread alone: */
+    struct provider_set found;
+    struct inbox_event *candidates; /* values to check in this round */
+    size_t candidate_count;
+    struct query *touched; /* next that has candidates */
+    bool is_touched;
+    unsigned verifications;
+    char uid[UID_BYTES];
+};
+
+struct put_item {
+    struct bytes data; /* encoded and signed */
+    uint64_t value_id;
+    unsigned type;
+    enum { PUT_WAITING, PUT_ASKED, PUT_DONE } state;
+    bool holds_slot;
+    uint64_t started_us;
+    struct ask *ask; /* counted in the directory's list */
+};
+
+struct put_batch {
+    struct put_batch *next, **link;   /* in directory.batches or .batches_done */
+    struct declaration *declarations; /* borrowed until done */
+    size_t count, remaining, started;
+    uint64_t deadline_us;
+    directory_declared_fn done;
+    void *arg;
+    struct put_item items[];
+};
+
+struct local {
+    char uid[UID_BYTES];
+    struct provider provider;
+};
+
+struct directory {
+    struct runner *runner;
+    const struct identity *identity;
+    const struct record_swarm *swarm;
+    unsigned max_in_flight;
+    uint64_t miss_ttl_us;
+    uint32_t clock_skew_s;
+    int64_t (*wall_ms)(void);
+    struct inbox *inbox;
+    struct thread thread;
+
+    pthread_mutex_t lock;      /* guards all below, and requests, queries and batches */
+    pthread_cond_t no_waiting; /* sync_waiters is 0 */
+    bool closing;
+    unsigned sync_waiters;
+    uint64_t due_us; /* when the timers are to be looked at; CLOCK_NEVER: never */
+    struct lookup_cache cache;
+    struct local *locals; /* sorted by uid */
+    size_t local_count;
+    bool locals_set;
+
+    struct query *queries;
+    struct query *table[QUERY_BUCKETS];
+    struct query *waiting, **waiting_last, *ended;
+    bool check_peers; /* something takes long: find out whether there is anybody to ask */
+    size_t query_count;
+    unsigned gets_in_flight;
+    struct request *requests, *completed;
+
+    struct put_batch *batches, **batches_last, *batches_done;
+    unsigned puts_in_flight;
+
+    struct ask *oldest_ask, *newest_ask; /* given to OpenDHT, "done" not seen */
+    unsigned outstanding;
+
+    uint64_t last_seq;    /* given out or seen of our own */
+    uint64_t issued_seq;  /* the highest given out */
+    int64_t own_ms;       /* date of our newest record seen in the DHT; 0: none */
+    uint64_t own_mono_us; /* when it was seen */
+    unsigned own_raised;  /* times a record of ours was newer than what we gave out */
+    struct directory_stats stats;
+};
+
+/* directory.c. With the lock held: */
+void directory_due(struct directory *d, uint64_t at_us);
+/* Registers an ask that goes to OpenDHT now. NULL: memory is short. */
+struct ask *directory_ask(struct directory *d, void *owner, size_t index, uint64_t now_us);
+/* Forgets an ask: its owner has gone or its "done" came. */
+void directory_ask_over(struct directory *d, struct ask *ask);
+bool directory_may_ask(const struct directory *d);
+void directory_saw_own(struct directory *d, uint64_t seq);
+int64_t directory_clock(const struct directory *d);
+/* Without the lock (may block behind OpenDHT). */
+bool directory_has_peers(struct directory *d);
+
+/* directory_get.c. With the lock held: */
+void queries_start(struct directory *d, uint64_t now_us);
+void query_answer(struct directory *d, struct query *q, skep_status status);
+void query_done(struct directory *d, struct ask *ask, bool ok);
+void queries_conclude(struct directory *d, bool has_peers, uint64_t now_us);
+void queries_timers(struct directory *d, uint64_t now_us);
+void requests_timers(struct directory *d, uint64_t now_us);
+void requests_cancel_all(struct directory *d);
+/* Without: runs the callbacks of completed requests. */
+void requests_run_completed(struct directory *d);
+void queries_free_all(struct directory *d);
+
+/* directory_check.c. Without the lock, on the directory's thread: */
+void query_check_candidates(struct directory *d, struct query *q);
+
+/* directory_put.c. With the lock held: */
+void batches_start(struct directory *d, uint64_t now_us);
+void batch_done(struct directory *d, struct ask *ask, bool ok);
+void batches_timers(struct directory *d, uint64_t now_us);
+void batches_cancel_all(struct directory *d);
+/* Without: */
+void batches_run_done(struct directory *d);
+
+#endif

@@ -1,0 +1,183 @@
+/* The queue between OpenDHT's thread and the directory's. */
+#include "dht/inbox.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+#include "base/thread.h"
+
+skep_status inbox_new(struct inbox **out, struct skep_error *err)
+{
+    struct inbox *inbox = mem_calloc(1, sizeof(*inbox));
+
+    *out = NULL;
+    if (inbox == NULL)
+        return error_no_memory(err, "directory inbox", sizeof(*inbox));
+    pthread_mutex_init(&inbox->lock, NULL);
+    cond_init(&inbox->arrived);
+    inbox->last = &inbox->first;
+    atomic_init(&inbox->refs, 1);
+    *out = inbox;
+    return SKEP_OK;
+}
+
+void inbox_unref(struct inbox *inbox)
+{
+    if (inbox == NULL || atomic_fetch_sub(&inbox->refs, 1) != 1)
+        return;
+    pthread_cond_destroy(&inbox->arrived);
+    pthread_mutex_destroy(&inbox->lock);
+    mem_free(inbox);
+}
+
+struct ask *ask_new(struct inbox *inbox)
+{
+    struct ask *ask = mem_calloc(1, sizeof(*ask));
+    struct inbox_event *done = mem_calloc(1, sizeof(*done));
+
+    if (ask == NULL || done == NULL) {
+        mem_free(ask);
+        mem_free(done);
+        return NULL;
+    }
+    done->ask = ask;
+    done->done = true;
+    ask->done_event = done;
+    atomic_init(&ask->refs, 2);
+    atomic_fetch_add(&inbox->refs, 1);
+    ask->inbox = inbox;
+    return ask;
+}
+
+void ask_unref(struct ask *ask)
+{
+    if (ask == NULL || atomic_fetch_sub(&ask->refs, 1) != 1)
+        return;
+    inbox_unref(ask->inbox);
+    mem_free(ask->done_event); /* NULL once it was queued */
+    mem_free(ask);
+}
+
+void inbox_event_free(struct inbox_event *event)
+{
+    struct ask *ask = event->ask;
+
+    mem_free(event);
+    ask_unref(ask);
+}
+
+static void free_list(struct inbox_event *event)
+{
+    while (event != NULL) {
+        struct inbox_event *next = event->next;
+        inbox_event_free(event);
+        event = next;
+    }
+}
+
+void inbox_close(struct inbox *inbox)
+{
+    pthread_mutex_lock(&inbox->lock);
+    inbox->closed = true;
+    struct inbox_event *left = inbox->first;
+    inbox->first = NULL;
+    inbox->last = &inbox->first;
+    inbox->bytes = 0;
+    pthread_mutex_unlock(&inbox->lock);
+    free_list(left);
+}
+
+/* With the lock held. */
+static void append(struct inbox *inbox, struct inbox_event *event)
+{
+    event->next = NULL;
+    *inbox->last = event;
+    inbox->last = &event->next;
+    inbox->bytes += event->len;
+    pthread_cond_signal(&inbox->arrived);
+}
+
+/* Counts a value against the limits; with the lock held. */
+static bool admit(struct inbox *inbox, struct ask *ask, size_t len)
+{
+    if (len > RECORD_MAX_BYTES || ask->values >= INBOX_MAX_ASK_VALUES ||
+        ask->bytes + len > INBOX_MAX_ASK_BYTES || inbox->bytes + len > INBOX_MAX_BYTES) {
+        inbox->dropped++;
+        return false;
+    }
+    ask->values++;
+    ask->bytes += len;
+    return true;
+}
+
+bool inbox_on_value(void *arg, uint64_t value_id, const uint8_t *data, size_t len)
+{
+    struct ask *ask = arg;
+    struct inbox *inbox = ask->inbox;
+
+    (void)value_id;
+    pthread_mutex_lock(&inbox->lock);
+    bool open = !inbox->closed;
+    if (open && admit(inbox, ask, len)) {
+        struct inbox_event *event = mem_calloc(1, sizeof(*event) + len);
+        if (event != NULL) {
+            memcpy(event->data, data, len);
+            event->len = len;
+            event->ask = ask;
+            atomic_fetch_add(&ask->refs, 1);
+            append(inbox, event);
+        }
+    }
+    pthread_mutex_unlock(&inbox->lock);
+    return open;
+}
+
+void inbox_on_done(void *arg, bool ok)
+{
+    struct ask *ask = arg;
+    struct inbox *inbox = ask->inbox;
+
+    pthread_mutex_lock(&inbox->lock);
+    bool open = !inbox->closed;
+    if (open) {
+        struct inbox_event *event = ask->done_event;
+        ask->done_event = NULL;
+        event->ok = ok;
+        append(inbox, event);
+    }
+    pthread_mutex_unlock(&inbox->lock);
+    if (!open)
+        ask_unref(ask);
+}
+
+void inbox_wake(struct inbox *inbox)
+{
+    pthread_mutex_lock(&inbox->lock);
+    inbox->woken = true;
+    pthread_cond_signal(&inbox->arrived);
+    pthread_mutex_unlock(&inbox->lock);
+}
+
+struct inbox_event *inbox_take(struct inbox *inbox, uint64_t deadline_us)
+{
+    pthread_mutex_lock(&inbox->lock);
+    while (inbox->first == NULL && !inbox->woken)
+        if (!cond_wait_until(&inbox->arrived, &inbox->lock, deadline_us))
+            break;
+    inbox->woken = false;
+    struct inbox_event *list = inbox->first;
+    inbox->first = NULL;
+    inbox->last = &inbox->first;
+    inbox->bytes = 0;
+    pthread_mutex_unlock(&inbox->lock);
+    return list;
+}
+
+uint64_t inbox_dropped(struct inbox *inbox)
+{
+    pthread_mutex_lock(&inbox->lock);
+    uint64_t n = inbox->dropped;
+    pthread_mutex_unlock(&inbox->lock);
+    return n;
+}

@@ -1,0 +1,82 @@
+/*
+ * Where OpenDHT's thread leaves what it has for the directory. Its callbacks only copy bytes, queue
+ * them and signal; the directory's thread takes everything at once and does the work.
+ *
+ * An `ask` is one get or put handed to OpenDHT. OpenDHT may answer long after the directory lost
+ * interest or was freed, so asks and the inbox are counted: an ask lives until its "done" has come.
+ */
+#ifndef SKEP_DHT_INBOX_H
+#define SKEP_DHT_INBOX_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <skep/status.h>
+#include "dht/record.h"
+
+enum {
+    INBOX_MAX_BYTES = 16 << 20,    /* queued values of all gets together */
+    INBOX_MAX_ASK_VALUES = 2048,   /* values taken from one get, over its whole life */
+    INBOX_MAX_ASK_BYTES = 2 << 20, /* the same, in bytes */
+};
+
+struct ask;
+
+struct inbox_event {
+    struct inbox_event *next;
+    struct ask *ask; /* shared: the event holds one count */
+    bool done;       /* the end of the get or put; otherwise a value */
+    bool ok;         /* with done */
+    size_t len;      /* of a value */
+    uint8_t data[];
+};
+
+struct inbox {
+    pthread_mutex_t lock; /* guards all below but refs. A leaf: nothing is locked under it. */
+    pthread_cond_t arrived;
+    struct inbox_event *first, **last;
+    size_t bytes;
+    bool woken;
+    bool closed;
+    uint64_t dropped; /* values over a limit */
+    atomic_uint refs;
+};
+
+struct ask {
+    struct inbox *inbox; /* shared */
+    atomic_uint refs;
+    size_t values, bytes;           /* taken so far; guarded by the inbox's lock */
+    struct inbox_event *done_event; /* made beforehand, so that "done" is never lost */
+    /* The rest belongs to the directory, under its lock; OpenDHT's thread never looks. */
+    void *owner; /* the query or batch that waits for it; NULL: nobody any more */
+    size_t index;
+    uint64_t started_us;
+    struct ask *older, *newer;
+};
+
+SKEP_MUST_CHECK skep_status inbox_new(struct inbox **out, struct skep_error *err);
+/* From now on values are dropped and "done" frees its ask at once. Drops what is queued. */
+void inbox_close(struct inbox *inbox);
+void inbox_unref(struct inbox *inbox);
+
+/* Two counts: the caller's and OpenDHT's, which the "done" event carries. NULL: memory is short. */
+struct ask *ask_new(struct inbox *inbox);
+void ask_unref(struct ask *ask);
+
+/* runner_value_fn, runner_done_fn and runner_put_fn; arg is the ask. Thread: OpenDHT's. */
+bool inbox_on_value(void *arg, uint64_t value_id, const uint8_t *data, size_t len);
+void inbox_on_done(void *arg, bool ok);
+
+/* Ends the current or next inbox_take(). Thread: any. */
+void inbox_wake(struct inbox *inbox);
+/*
+ * Waits for events, a wake or the deadline and takes all that is there (possibly nothing).
+ * @return owned list: inbox_event_free() each.
+ */
+struct inbox_event *inbox_take(struct inbox *inbox, uint64_t deadline_us);
+void inbox_event_free(struct inbox_event *event);
+uint64_t inbox_dropped(struct inbox *inbox);
+
+#endif

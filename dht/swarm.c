@@ -1,0 +1,210 @@
+/* Membership in a swarm: runner, directory and bootstrap, started in this order. */
+#include "dht/swarm.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "dht/bootstrap.h"
+#include "dht/peers_file.h"
+
+enum { DEFAULT_CLOCK_SKEW_S = 60 };
+
+struct swarm {
+    char *name;
+    struct record_swarm record;
+    struct runner *runner;
+    struct directory *directory;
+    struct bootstrap *bootstrap;
+};
+
+/* What has to be read and parsed before anything is started. */
+struct peers {
+    struct endpoint *configured; /* owned */
+    size_t configured_count;
+    struct address *saved; /* owned */
+    size_t saved_count;
+};
+
+static void free_peers(struct peers *peers)
+{
+    mem_free(peers->configured);
+    mem_free(peers->saved);
+}
+
+static skep_status read_peers(struct peers *peers, const struct swarm_config *config,
+                              struct skep_error *err)
+{
+    if (config->initial_peer_count > BOOTSTRAP_MAX_PEERS)
+        return error_set(err, SKEP_INVALID_ARGUMENT, "%zu initial peers, expected at most %d",
+                         config->initial_peer_count, BOOTSTRAP_MAX_PEERS);
+    peers->configured = mem_calloc(config->initial_peer_count, sizeof(*peers->configured));
+    peers->saved = mem_calloc(PEERS_FILE_MAX, sizeof(*peers->saved));
+    if (peers->configured == NULL || peers->saved == NULL)
+        return error_no_memory(err, "initial peers",
+                               config->initial_peer_count * sizeof(*peers->configured));
+    for (size_t i = 0; i < config->initial_peer_count; i++) {
+        struct endpoint *e = &peers->configured[i];
+        skep_status rc = endpoint_parse(e, config->initial_peers[i], false, err);
+        if (rc == SKEP_OK && endpoint_is_unspecified(e))
+            rc = error_set(err, SKEP_INVALID_ARGUMENT,
+                           "endpoint \"%s\": host is unspecified, expected one that can be reached",
+                           config->initial_peers[i]);
+        if (rc != SKEP_OK) {
+            error_prefix(err, "initial peer %zu", i + 1);
+            return rc;
+        }
+    }
+    peers->configured_count = config->initial_peer_count;
+    if (config->peers_file != NULL)
+        peers->saved_count = peers_file_load(config->peers_file, peers->saved, PEERS_FILE_MAX);
+    return SKEP_OK;
+}
+
+/* swarm.h has the rule. */
+static bool is_loopback_swarm(const struct swarm_config *config, const struct peers *peers)
+{
+    bool any = peers->configured_count + peers->saved_count > 0;
+
+    if (!endpoint_is_loopback(&config->dht_listen) &&
+        !(any && endpoint_is_unspecified(&config->dht_listen)))
+        return false;
+    for (size_t i = 0; i < peers->configured_count; i++)
+        if (!endpoint_is_loopback(&peers->configured[i]))
+            return false;
+    for (size_t i = 0; i < peers->saved_count; i++) {
+        struct endpoint e;
+        endpoint_from_address(&e, (const struct sockaddr *)&peers->saved[i].sa);
+        if (!endpoint_is_loopback(&e))
+            return false;
+    }
+    return true;
+}
+
+static skep_status start_runner(struct swarm *swarm, const struct swarm_config *config,
+                                struct skep_error *err)
+{
+    const struct runner_config runner = {
+        .listen = config->dht_listen,
+        .network_id = record_network_id(&swarm->record),
+        .swarm = &swarm->record,
+        .bootstrap_only = config->bootstrap_only,
+        .raise_rate_limits = config->raise_rate_limits,
+    };
+
+    return runner_new(&runner, &swarm->runner, err);
+}
+
+static skep_status start_directory(struct swarm *swarm, const struct swarm_config *config,
+                                   struct skep_error *err)
+{
+    const struct directory_config directory = {
+        .runner = swarm->runner,
+        .identity = config->identity,
+        .swarm = &swarm->record,
+        .wall_ms = config->wall_ms,
+    };
+
+    return directory_new(&directory, &swarm->directory, err);
+}
+
+static skep_status start_bootstrap(struct swarm *swarm, const struct swarm_config *config,
+                                   const struct peers *peers, struct skep_error *err)
+{
+    const struct bootstrap_config bootstrap = {
+        .runner = swarm->runner,
+        .listen = config->dht_listen,
+        .peers = peers->configured,
+        .peer_count = peers->configured_count,
+        .saved = peers->saved,
+        .saved_count = peers->saved_count,
+        .peers_file = config->peers_file,
+        .minute_ms = config->bootstrap_minute_ms,
+    };
+
+    return bootstrap_new(&bootstrap, &swarm->bootstrap, err);
+}
+
+skep_status swarm_join(const struct swarm_config *config, struct swarm **out,
+                       struct skep_error *err)
+{
+    struct peers peers = {0};
+    skep_status rc = SKEP_OK;
+
+    *out = NULL;
+    struct swarm *swarm = mem_calloc(1, sizeof(*swarm));
+    if (swarm == NULL)
+        return error_no_memory(err, "swarm", sizeof(*swarm));
+    swarm->name = mem_strdup(config->name != NULL ? config->name : "skep");
+    if (swarm->name == NULL) {
+        rc = error_no_memory(err, "swarm name", 0);
+        goto out;
+    }
+    rc = read_peers(&peers, config, err);
+    if (rc != SKEP_OK)
+        goto out;
+    swarm->record = (struct record_swarm){
+        .name = swarm->name,
+        .key = config->key,
+        .loopback = is_loopback_swarm(config, &peers),
+        .clock_skew_s = config->clock_skew_s ? config->clock_skew_s : DEFAULT_CLOCK_SKEW_S,
+    };
+    rc = start_runner(swarm, config, err);
+    if (rc == SKEP_OK)
+        rc = start_directory(swarm, config, err);
+    if (rc == SKEP_OK)
+        rc = start_bootstrap(swarm, config, &peers, err);
+
+out:
+    free_peers(&peers);
+    if (rc != SKEP_OK)
+        swarm_leave(swarm, 0);
+    else
+        *out = swarm;
+    return rc;
+}
+
+void swarm_leave(struct swarm *swarm, uint64_t deadline_us)
+{
+    if (swarm == NULL)
+        return;
+    /* Without peers OpenDHT keeps puts back and there is nothing to wait for. */
+    bool alone = swarm->bootstrap == NULL || bootstrap_peer_count(swarm->bootstrap) == 0;
+    bootstrap_free(swarm->bootstrap, deadline_us);
+    directory_free(swarm->directory);
+    runner_free(swarm->runner, alone ? 0 : deadline_us);
+    mem_free(swarm->name);
+    mem_free(swarm);
+}
+
+bool swarm_wait_joined(struct swarm *swarm, uint64_t deadline_us)
+{
+    return bootstrap_wait_joined(swarm->bootstrap, deadline_us);
+}
+
+unsigned swarm_peer_count(struct swarm *swarm)
+{
+    return bootstrap_peer_count(swarm->bootstrap);
+}
+
+struct directory *swarm_directory(struct swarm *swarm)
+{
+    return swarm->directory;
+}
+
+struct runner *swarm_runner(struct swarm *swarm)
+{
+    return swarm->runner;
+}
+
+const struct record_swarm *swarm_record(const struct swarm *swarm)
+{
+    return &swarm->record;
+}
+
+uint16_t swarm_dht_port(const struct swarm *swarm)
+{
+    return runner_port(swarm->runner);
+}
