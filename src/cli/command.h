@@ -1,0 +1,26 @@
+/*
+ * The subcommands of `skep`. A command is one file, cmd_<name>.c, with `int cmd_<name>(int argc,
+ * char **argv)`, and one line here. argv[0] is the command's name; the result is the exit code.
+ */
+#ifndef SKEP_CLI_COMMAND_H
+#define SKEP_CLI_COMMAND_H
+
+#include <stddef.h>
+
+/* X(function, "name", "summary in the list of commands"), in the order of the list. */
+#define CLI_COMMANDS(X) X(cmd_keygen, "keygen", "make the key file of a node or a private swarm")
+
+struct cli_command {
+    const char *name;
+    const char *summary;
+    int (*run)(int argc, char **argv);
+};
+
+#define CLI_DECLARE(function, name, summary) int function(int argc, char **argv);
+CLI_COMMANDS(CLI_DECLARE)
+#undef CLI_DECLARE
+
+/* Runs `skep` with the arguments of main(). Returns its exit code. */
+int cli_main(int argc, char **argv);
+
+#endif
