@@ -63,12 +63,14 @@ struct session_events {
 
     /* Responder. HEADERS have come, tensors have not: a refusal saves receiving them. Return a
      * status other than SKEP_OK with a sentence in err to answer it at once. `*user` is kept with
-     * the stream. The headers are a view until call_complete or call_gone. */
+     * the stream. The headers are a view until call_gone or call_answered; their memory ends behind
+     * the last of tensor_count descriptors, so the struct must not be copied as a whole. */
     skep_status (*call_started)(void *arg, struct session_stream *stream,
                                 const struct call_headers *headers, void **user,
                                 struct skep_error *err);
-    /* Responder. All tensors are here; taken by the callee (owned: skep_tensor_free()). Answer with
-     * session_reply(), now or later, exactly once unless call_gone comes first. */
+    /* Responder. All tensors are here; each is taken by the callee (owned: skep_tensor_free()), the
+     * array is a view for the call. Answer with session_reply(), now or later, exactly once unless
+     * call_gone comes first. */
     void (*call_complete)(void *arg, struct session_stream *stream,
                           const struct call_headers *headers, DLManagedTensor **tensors,
                           void *user);
@@ -80,9 +82,10 @@ struct session_events {
      */
     void (*call_answered)(void *arg, struct session_stream *stream, void *user);
 
-    /* Initiator. A call ended, for whatever reason, exactly once: `reply` with tensors (taken) if
-     * the peer answered (whatever its status), else reply is NULL and err says why. `sent` tells
-     * whether any of the call had been handed out by session_send(). The stream is invalid after
+    /* Initiator. A call ended, for whatever reason, exactly once: `reply` with tensors (each taken,
+     * the array a view) if the peer answered (whatever its status), else reply is NULL and err says
+     * why. `sent` tells whether any of the call had been handed out by session_send(). The stream
+     * and the reply, which is as long as its tensor_count (see call_started), are invalid after
      * this. */
     void (*call_done)(void *arg, struct session_stream *stream, void *user,
                       const struct reply_headers *reply, DLManagedTensor **tensors, bool sent,
@@ -150,6 +153,10 @@ void session_goaway(struct session *s, const char *reason);
 /* NULL until established. View of s. */
 const struct session_peer *session_peer(const struct session *s);
 size_t session_open_streams(const struct session *s);
+/* Initiator, or responder that wants to know whether the peer lives: asks for a PONG. */
+void session_ping(struct session *s);
+/* The last measured round trip (handshake, then PINGs) in microseconds; 0: none yet. */
+uint64_t session_rtt_us(const struct session *s);
 /* Bytes that are queued for the peer and not handed out by session_send() yet. */
 uint64_t session_backlog(const struct session *s);
 
