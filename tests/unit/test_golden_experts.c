@@ -1,0 +1,445 @@
+/*
+ * Experts against the golden files: each file of $SKEP_GOLDEN_DIR/experts is one test. Formats,
+ * rules and tolerances: tests/golden/README.md, sections 2 to 5. Files of classes, and optimizers,
+ * that the library does not have are reported as skipped.
+ */
+#include "unit.h"
+
+#include <dirent.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <skep/safetensors.h>
+
+#include "base/alloc.h"
+#include "base/tensor.h"
+#include "experts/class.h"
+#include "experts/expert.h"
+
+enum { MAX_FILES = 512, MAX_STEPS = 5, MAX_INPUTS = 2 };
+
+struct golden {
+    struct skep_safetensors *file;
+    const DLTensor *inputs[MAX_INPUTS];
+    DLTensor input_views[MAX_INPUTS];
+    size_t input_count;
+    size_t parameter_count;
+    const char *names[EXPERT_MAX_PARAMETERS];
+};
+
+static void die(const char *what, const struct skep_error *err)
+{
+    fail_msg("%s: %s", what, err->message);
+}
+
+static const char *text_of(const struct golden *g, const char *key)
+{
+    return skep_safetensors_metadata(g->file, key);
+}
+
+static double number_of(const struct golden *g, const char *opt, const char *key, double missing)
+{
+    char full[128];
+
+    if (opt != NULL)
+        snprintf(full, sizeof(full), "opt.%s.%s", opt, key);
+    else
+        snprintf(full, sizeof(full), "%s", key);
+    const char *text = text_of(g, full);
+    return text != NULL ? strtod(text, NULL) : missing;
+}
+
+static const DLTensor *find(const struct golden *g, const char *format, const char *a,
+                            const char *b)
+{
+    char name[160];
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+    snprintf(name, sizeof(name), format, a, b);
+#pragma GCC diagnostic pop
+    return skep_safetensors_find(g->file, name);
+}
+
+static size_t count_of(const DLTensor *t)
+{
+    size_t n = 0;
+
+    assert_true(shape_count(t->ndim, t->shape, &n));
+    return n;
+}
+
+static double value_at(const DLTensor *t, size_t i)
+{
+    const void *data = skep_tensor_data(t);
+
+    if (dtype_equal(t->dtype, DTYPE_F32))
+        return (double)((const float *)data)[i];
+    assert_int_equal(t->dtype.bits, 64);
+    return ((const double *)data)[i];
+}
+
+static double largest(const DLTensor *t)
+{
+    double max = 0.0;
+
+    for (size_t i = 0; i < count_of(t); i++)
+        max = fmax(max, fabs(value_at(t, i)));
+    return max;
+}
+
+static void check_value(const char *what, const char *name, size_t i, double got, double want,
+                        double bound)
+{
+    /* Written so that a NaN fails. */
+    if (!(fabs(got - want) <= bound))
+        fail_msg("%s %s [%zu]: %.9g, expected %.9g, off by %.3g, allowed %.3g", what, name, i, got,
+                 want, fabs(got - want), bound);
+}
+
+static void check_all(const char *what, const char *name, const float *got, const DLTensor *want,
+                      double bound)
+{
+    for (size_t i = 0; i < count_of(want); i++)
+        check_value(what, name, i, (double)got[i], value_at(want, i), bound);
+}
+
+static struct skep_expert_options options_of(const struct golden *g)
+{
+    struct skep_expert_options o;
+
+    skep_expert_options_init(&o);
+    o.cls = text_of(g, "arch");
+    o.hidden_dim = (int64_t)number_of(g, NULL, "hidden", 0);
+    o.optimizer = "none";
+    return o;
+}
+
+/* False if the library has no such optimizer. */
+static bool add_optimizer(const struct golden *g, const char *opt, struct skep_expert_options *o)
+{
+    static const char *const unknown[] = {"clip_grad_norm", "schedule", "weight_decay", "momentum"};
+    char key[64];
+
+    for (size_t i = 0; i < sizeof(unknown) / sizeof(unknown[0]); i++)
+        if (number_of(g, opt, unknown[i], 0) != 0)
+            return false;
+    snprintf(key, sizeof(key), "opt.%s.schedule", opt);
+    const char *schedule = text_of(g, key);
+    if (schedule != NULL && strcmp(schedule, "none") != 0)
+        return false;
+    snprintf(key, sizeof(key), "opt.%s.kind", opt);
+    o->optimizer = text_of(g, key);
+    o->learning_rate = number_of(g, opt, "lr", o->learning_rate);
+    o->beta1 = number_of(g, opt, "beta1", o->beta1);
+    o->beta2 = number_of(g, opt, "beta2", o->beta2);
+    o->eps = number_of(g, opt, "eps", o->eps);
+    return o->optimizer != NULL && strcmp(o->optimizer, "adam") == 0;
+}
+
+/* An expert with the file's parameters. */
+static struct expert *create(const struct golden *g, const struct skep_expert_options *o)
+{
+    struct expert *e;
+    struct skep_error err;
+    const char *names[EXPERT_MAX_PARAMETERS];
+
+    if (expert_new(o, &e, &err) != SKEP_OK)
+        die("expert_new", &err);
+    size_t n = expert_parameters(e, names, NULL, EXPERT_MAX_PARAMETERS);
+    for (size_t i = 0; i < n; i++) {
+        const DLTensor *value = find(g, "param.%s%s", names[i], "");
+        if (value == NULL)
+            fail_msg("no parameter %s in the file", names[i]);
+        if (expert_set_parameter(e, names[i], value, &err) != SKEP_OK)
+            die("expert_set_parameter", &err);
+    }
+    return e;
+}
+
+static DLManagedTensor *like(const DLTensor *t)
+{
+    DLManagedTensor *out;
+    size_t bytes;
+
+    assert_int_equal(skep_tensor_new(t->dtype, t->ndim, t->shape, &out, NULL), SKEP_OK);
+    assert_int_equal(skep_tensor_bytes(&out->dl_tensor, &bytes, NULL), SKEP_OK);
+    /* All bits set is a NaN: what a class forgets to write is seen. */
+    memset(skep_tensor_data(&out->dl_tensor), 0xff, bytes);
+    return out;
+}
+
+static void check_schema(const struct golden *g, struct expert *e)
+{
+    const struct skep_expert_schema *schema = expert_schema(e);
+    const DLTensor *outputs[1] = {skep_safetensors_find(g->file, "output.0")};
+    int64_t rows = 0;
+    struct skep_error err;
+
+    if (schema_check(schema->inputs, schema->input_count, g->inputs, g->input_count, "input", &rows,
+                     &err) != SKEP_OK)
+        die("schema", &err);
+    assert_int_equal(rows, (int64_t)number_of(g, NULL, "batch", 0));
+    if (schema_check(schema->outputs, schema->output_count, outputs, 1, "output", &rows, &err) !=
+        SKEP_OK)
+        die("schema", &err);
+    assert_int_equal(expert_parameter_count(e), (uint64_t)number_of(g, NULL, "num_params", -1));
+}
+
+static void check_output(const struct golden *g, struct expert *e)
+{
+    const DLTensor *want = skep_safetensors_find(g->file, "output64.0");
+    DLManagedTensor *y = like(skep_safetensors_find(g->file, "output.0"));
+    struct skep_error err;
+
+    if (want == NULL)
+        want = skep_safetensors_find(g->file, "output.0");
+    if (expert_forward(e, g->input_views, &y->dl_tensor, &err) != SKEP_OK)
+        die("forward", &err);
+    double bound = strcmp(expert_class_name(e), "nop") == 0 ? 0.0 : 3e-6 + 2e-6 * largest(want);
+    check_all("output", "0", skep_tensor_data(&y->dl_tensor), want, bound);
+    skep_tensor_free(y);
+}
+
+/* Both from L2, largest value and sum of the whole gradient, and from a sample of it. */
+static void check_sampled_gradient(const struct golden *g, const char *name, const float *got,
+                                   size_t n)
+{
+    const DLTensor *sample = find(g, "grad_sample.%s%s", name, "");
+    const DLTensor *stats = find(g, "grad_stats.%s%s", name, "");
+    const DLTensor *index = find(g, "index.%s%s", name, "");
+    double sum = 0.0;
+    double squares = 0.0;
+    double max = 0.0;
+
+    if (sample == NULL || stats == NULL || index == NULL)
+        fail_msg("no gradient of %s in the file", name);
+    double want_max = value_at(stats, 2);
+    double want_l2 = value_at(stats, 1);
+    const int32_t *at = skep_tensor_data(index);
+    for (size_t i = 0; i < count_of(sample); i++) {
+        assert_true((size_t)at[i] < n);
+        check_value("gradient", name, (size_t)at[i], (double)got[at[i]], value_at(sample, i),
+                    5e-6 * want_max);
+    }
+    for (size_t i = 0; i < n; i++) {
+        sum += (double)got[i];
+        squares += (double)got[i] * (double)got[i];
+        max = fmax(max, fabs((double)got[i]));
+    }
+    check_value("gradient L2 of", name, 0, sqrt(squares), want_l2, 1e-5 * want_l2);
+    check_value("gradient maximum of", name, 0, max, want_max, 1e-5 * want_max);
+    check_value("gradient sum of", name, 0, sum, value_at(stats, 0), 1e-4 * want_l2);
+}
+
+static void check_input_gradients(const struct golden *g, DLManagedTensor *const *got)
+{
+    for (size_t i = 0; i < g->input_count; i++) {
+        char number[8];
+        snprintf(number, sizeof(number), "%zu", i);
+        const DLTensor *want = find(g, "grad_input64.%s%s", number, "");
+        if (want != NULL) {
+            check_all("input gradient", number, skep_tensor_data(&got[i]->dl_tensor), want,
+                      5e-6 * largest(want));
+            continue;
+        }
+        size_t bytes;
+        want = find(g, "grad_input.%s%s", number, "");
+        assert_int_equal(skep_tensor_bytes(want, &bytes, NULL), SKEP_OK);
+        assert_memory_equal(skep_tensor_data(&got[i]->dl_tensor), skep_tensor_data(want), bytes);
+    }
+}
+
+static void check_gradients(const struct golden *g, struct expert *e)
+{
+    const DLTensor *grad_output = skep_safetensors_find(g->file, "grad_output.0");
+    DLManagedTensor *grad_inputs[MAX_INPUTS];
+    DLTensor grad_views[MAX_INPUTS];
+    DLTensor params[EXPERT_MAX_PARAMETERS];
+    const char *names[EXPERT_MAX_PARAMETERS];
+    float *grads[EXPERT_MAX_PARAMETERS];
+    struct skep_error err;
+    size_t n = expert_parameters(e, names, params, EXPERT_MAX_PARAMETERS);
+
+    for (size_t i = 0; i < n; i++)
+        grads[i] = mem_alloc(count_of(&params[i]) * sizeof(float));
+    for (size_t i = 0; i < g->input_count; i++) {
+        grad_inputs[i] = like(g->inputs[i]);
+        grad_views[i] = grad_inputs[i]->dl_tensor;
+    }
+    if (expert_gradients(e, g->input_views, grad_output, grad_views, grads, &err) != SKEP_OK)
+        die("gradients", &err);
+    check_input_gradients(g, grad_inputs);
+    for (size_t i = 0; i < n; i++) {
+        const DLTensor *whole = find(g, "grad.%s%s", names[i], "");
+        if (whole != NULL)
+            check_all("gradient", names[i], grads[i], whole, 5e-6 * largest(whole));
+        else if (count_of(&params[i]) > 0)
+            check_sampled_gradient(g, names[i], grads[i], count_of(&params[i]));
+        mem_free(grads[i]);
+    }
+    for (size_t i = 0; i < g->input_count; i++)
+        skep_tensor_free(grad_inputs[i]);
+}
+
+static bool is_unstable(const DLTensor *list, size_t position)
+{
+    const int32_t *at = list != NULL ? skep_tensor_data(list) : NULL;
+
+    for (size_t i = 0; list != NULL && i < count_of(list); i++)
+        if ((size_t)at[i] == position)
+            return true;
+    return false;
+}
+
+/* Compares the parameters with after<step>.<opt>; false if the file has none of this step. */
+static bool check_parameters(const struct golden *g, struct expert *e, const char *opt, int step)
+{
+    const char *names[EXPERT_MAX_PARAMETERS];
+    DLTensor params[EXPERT_MAX_PARAMETERS];
+    size_t n = expert_parameters(e, names, params, EXPERT_MAX_PARAMETERS);
+    bool is_adam = strncmp(opt, "adam", 4) == 0;
+    bool found = false;
+
+    for (size_t i = 0; i < n; i++) {
+        char whole_name[32];
+        char sample_name[32];
+        snprintf(whole_name, sizeof(whole_name), "after%d.%s", step, opt);
+        snprintf(sample_name, sizeof(sample_name), "after%d_sample.%s", step, opt);
+        const DLTensor *whole = find(g, "%s.%s", whole_name, names[i]);
+        const DLTensor *want = whole != NULL ? whole : find(g, "%s.%s", sample_name, names[i]);
+        const DLTensor *index = whole != NULL ? NULL : find(g, "index.%s%s", names[i], "");
+        const DLTensor *unstable = is_adam ? find(g, "unstable.%s%s", names[i], "") : NULL;
+        const float *got = skep_tensor_data(&params[i]);
+
+        if (want == NULL)
+            continue;
+        found = true;
+        double bound = is_adam ? 3e-6 : 5e-6;
+        if (step == 1 && strstr(opt, "_sched") != NULL) {
+            bound = 0.0;
+            unstable = NULL;
+        }
+        for (size_t k = 0; k < count_of(want); k++) {
+            size_t at = index != NULL ? (size_t)((int32_t *)skep_tensor_data(index))[k] : k;
+            if (!is_unstable(unstable, at))
+                check_value(whole_name, names[i], at, (double)got[at], value_at(want, k), bound);
+        }
+    }
+    return found;
+}
+
+static void check_optimizer(const struct golden *g, const char *opt)
+{
+    struct skep_expert_options o = options_of(g);
+    const DLTensor *grad_output = skep_safetensors_find(g->file, "grad_output.0");
+    DLManagedTensor *grad_inputs[MAX_INPUTS];
+    DLTensor grad_views[MAX_INPUTS];
+    struct skep_error err;
+    int compared = 0;
+
+    if (!add_optimizer(g, opt, &o)) {
+        print_message("           optimizer %s is not known: skipped\n", opt);
+        return;
+    }
+    struct expert *e = create(g, &o);
+    for (size_t i = 0; i < g->input_count; i++) {
+        grad_inputs[i] = like(g->inputs[i]);
+        grad_views[i] = grad_inputs[i]->dl_tensor;
+    }
+    for (int step = 1; step <= MAX_STEPS; step++) {
+        if (expert_backward(e, g->input_views, grad_output, grad_views, &err) != SKEP_OK)
+            die("backward", &err);
+        if (step == 1)
+            check_input_gradients(g, grad_inputs);
+        assert_int_equal(expert_update_count(e), step);
+        compared += check_parameters(g, e, opt, step);
+    }
+    assert_true(compared >= 2);
+    for (size_t i = 0; i < g->input_count; i++)
+        skep_tensor_free(grad_inputs[i]);
+    expert_free(e);
+}
+
+static void check_optimizers(const struct golden *g)
+{
+    const char *list = text_of(g, "optimizers");
+    char copy[256];
+    char *rest = copy;
+
+    snprintf(copy, sizeof(copy), "%s", list != NULL ? list : "");
+    for (char *opt = strsep(&rest, ","); opt != NULL; opt = strsep(&rest, ","))
+        if (opt[0] != '\0')
+            check_optimizer(g, opt);
+}
+
+static void golden_file_is_matched(void **state)
+{
+    struct golden g = {0};
+    struct skep_error err;
+    const struct expert_class *cls;
+
+    if (skep_safetensors_open(*state, &g.file, &err) != SKEP_OK)
+        die("open", &err);
+    for (; g.input_count < MAX_INPUTS; g.input_count++) {
+        char name[16];
+        snprintf(name, sizeof(name), "input.%zu", g.input_count);
+        const DLTensor *input = skep_safetensors_find(g.file, name);
+        if (input == NULL)
+            break;
+        g.inputs[g.input_count] = input;
+        g.input_views[g.input_count] = *input;
+    }
+    if (expert_class_find(text_of(&g, "arch"), &cls, NULL) != SKEP_OK) {
+        print_message("           class %s is not known\n", text_of(&g, "arch"));
+        skep_safetensors_close(g.file);
+        skip();
+    }
+    struct skep_expert_options o = options_of(&g);
+    struct expert *e = create(&g, &o);
+    check_schema(&g, e);
+    check_output(&g, e);
+    check_gradients(&g, e);
+    check_optimizers(&g);
+    expert_free(e);
+    skep_safetensors_close(g.file);
+}
+
+static int is_tensor_file(const struct dirent *entry)
+{
+    const char *dot = strrchr(entry->d_name, '.');
+
+    return dot != NULL && strcmp(dot, ".safetensors") == 0;
+}
+
+int main(void)
+{
+    static struct CMUnitTest tests[MAX_FILES];
+    const char *base = getenv("SKEP_GOLDEN_DIR");
+    char folder[512];
+    struct dirent **entries;
+
+    snprintf(folder, sizeof(folder), "%s/experts", base != NULL ? base : "tests/golden");
+    int n = scandir(folder, &entries, is_tensor_file, alphasort);
+    if (n <= 0 || n > MAX_FILES) {
+        fprintf(stderr, "%s: %d golden files, expected 1 to %d\n", folder, n, MAX_FILES);
+        return 1;
+    }
+    for (int i = 0; i < n; i++) {
+        char *path;
+        if (asprintf(&path, "%s/%s", folder, entries[i]->d_name) < 0)
+            return 1;
+        tests[i] = (struct CMUnitTest){
+            .name = strrchr(path, '/') + 1,
+            .test_func = golden_file_is_matched,
+            .initial_state = path,
+        };
+        free(entries[i]);
+    }
+    free(entries);
+    int failed = _cmocka_run_group_tests("golden experts", tests, (size_t)n, NULL, NULL);
+    for (int i = 0; i < n; i++)
+        free(tests[i].initial_state);
+    return failed;
+}
