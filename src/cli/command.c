@@ -1,0 +1,113 @@
+/* `skep` without a subcommand: the list of commands, the help, the version. */
+#include "cli/command.h"
+
+#include <msgpack.h>
+#include <opendht/opendht_c.h>
+#include <jansson.h>
+#include <oneapi/dnnl/dnnl.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <string.h>
+#include <uv.h>
+
+#include "cli/options.h"
+#include "cli/output.h"
+
+static const struct cli_command commands[] = {
+#define CLI_ROW(function, name, summary) {name, summary, function},
+    CLI_COMMANDS(CLI_ROW)
+#undef CLI_ROW
+};
+enum { COMMAND_COUNT = sizeof(commands) / sizeof(commands[0]) };
+
+static const struct cli_command *find_command(const char *name)
+{
+    for (size_t i = 0; i < COMMAND_COUNT; i++)
+        if (strcmp(commands[i].name, name) == 0)
+            return &commands[i];
+    return NULL;
+}
+
+static void print_commands(FILE *out)
+{
+    fputs("Usage: skep COMMAND [OPTIONS]\n\nCommands:\n", out);
+    for (size_t i = 0; i < COMMAND_COUNT; i++)
+        fprintf(out, "  %-16s %s\n", commands[i].name, commands[i].summary);
+    fputs("  help             show the help of a command: skep help COMMAND\n"
+          "\nskep --version lists the libraries built in.\n",
+          out);
+}
+
+static int unknown_command(const char *name)
+{
+    const char *names[COMMAND_COUNT];
+
+    for (size_t i = 0; i < COMMAND_COUNT; i++)
+        names[i] = commands[i].name;
+    const char *nearest = options_nearest(name, names, COMMAND_COUNT);
+    fprintf(stderr, "skep: \"%s\": unknown command", name);
+    if (nearest != NULL)
+        fprintf(stderr, ", did you mean %s?", nearest);
+    fputs("\nTry: skep help\n", stderr);
+    return CLI_USAGE;
+}
+
+static int help(int argc, char **argv)
+{
+    if (argc < 2 || strcmp(argv[1], "help") == 0) {
+        print_commands(stdout);
+        return CLI_DONE;
+    }
+    const struct cli_command *command = find_command(argv[1]);
+    if (command == NULL)
+        return unknown_command(argv[1]);
+    char option[] = "--help";
+    char *arguments[] = {argv[1], option, NULL};
+    return command->run(2, arguments);
+}
+
+/* What each library says of itself at run time; a build with fewer of them lists fewer. */
+static int print_version(void)
+{
+    const dnnl_version_t *dnnl = dnnl_version();
+
+    printf("skep %s\n", SKEP_VERSION);
+    printf("OpenDHT %s\n", dht_version());
+    printf("libsodium %s\n", sodium_version_string());
+    printf("oneDNN %d.%d.%d\n", dnnl->major, dnnl->minor, dnnl->patch);
+    printf("libuv %s\n", uv_version_string());
+    printf("msgpack-c %s\n", msgpack_version());
+    printf("jansson %s\n", jansson_version_str());
+    return CLI_DONE;
+}
+
+/* A full disk or a closed pipe behind standard output is a failure too. */
+static int flush_output(int code)
+{
+    if (fflush(stdout) == 0 && ferror(stdout) == 0)
+        return code;
+    perror("skep: standard output");
+    return code == CLI_DONE ? CLI_FAILED : code;
+}
+
+int cli_main(int argc, char **argv)
+{
+    const char *name = argc > 1 ? argv[1] : NULL;
+
+    if (name == NULL) {
+        print_commands(stderr);
+        return CLI_USAGE;
+    }
+    if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0)
+        return flush_output(print_version());
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
+        print_commands(stdout);
+        return flush_output(CLI_DONE);
+    }
+    if (strcmp(name, "help") == 0)
+        return flush_output(help(argc - 1, argv + 1));
+    const struct cli_command *command = find_command(name);
+    if (command == NULL)
+        return unknown_command(name);
+    return flush_output(command->run(argc - 1, argv + 1));
+}

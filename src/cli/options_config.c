@@ -1,0 +1,149 @@
+/*
+ * The file of --config: `name = value` lines, comments from '#' or ';', no sections. A value may go
+ * on in the next line if that is indented; only lists make sense there. Every name must be an
+ * option of the command.
+ */
+#include <errno.h>
+#include <ini.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "base/text.h"
+#include "cli/options_internal.h"
+
+/* State of one reading. */
+struct reading {
+    struct options *o;
+    const char *path;
+    const char *p, *end; /* what has not been read */
+    unsigned line;       /* of the last line handed to inih */
+    skep_status rc;      /* the first failure; the rest is then skipped */
+    struct skep_error *err;
+};
+
+static void fail_line(struct reading *r, const char *why)
+{
+    r->rc = error_set(r->err, SKEP_INVALID_ARGUMENT, "%s:%u: %s", r->path, r->line, why);
+}
+
+/* inih's source of lines, as fgets(). A line too long for inih would be cut without a word. */
+static char *next_line(char *out, int cap, void *arg)
+{
+    struct reading *r = arg;
+
+    if (r->rc != SKEP_OK || r->p == r->end)
+        return NULL;
+    const char *newline = memchr(r->p, '\n', (size_t)(r->end - r->p));
+    size_t len = (size_t)((newline != NULL ? newline : r->end) - r->p);
+    r->line++;
+    if (len + 2 > (size_t)cap) {
+        char why[128];
+        snprintf(why, sizeof(why),
+                 "%zu characters in a line, expected at most %d; lists may go on in an indented "
+                 "line",
+                 len, cap - 2);
+        fail_line(r, why);
+        return NULL;
+    }
+    memcpy(out, r->p, len);
+    out[len] = '\n';
+    out[len + 1] = '\0';
+    r->p = newline != NULL ? newline + 1 : r->end;
+    return out;
+}
+
+/* The value without a comment behind it: inih leaves one in continued lines. */
+static void copy_value(const char *value, char *out, size_t cap)
+{
+    snprintf(out, cap, "%s", value);
+    for (char *p = out; *p != '\0'; p++) {
+        if (*p == ';' && (p == out || p[-1] == ' ' || p[-1] == '\t')) {
+            *p = '\0';
+            break;
+        }
+    }
+    for (size_t len = strlen(out); len > 0 && strchr(" \t\r", out[len - 1]) != NULL; len--)
+        out[len - 1] = '\0';
+}
+
+static int set_value(void *arg, const char *section, const char *name, const char *value)
+{
+    struct reading *r = arg;
+    const struct option_table *table = r->o->table;
+    char where[OPTION_WHERE_BYTES], text[OPTION_WHERE_BYTES], hint[OPTION_WHERE_BYTES];
+    char quoted[TEXT_QUOTE_BYTES];
+    size_t i = option_find(table, name, strlen(name));
+
+    if (r->rc != SKEP_OK)
+        return 1;
+    if (section[0] != '\0') {
+        fail_line(r, "in a section, expected name = value without sections");
+        return 1;
+    }
+    text_quote(name, strlen(name), quoted);
+    if (i == option_total(table) || strcmp(name, "config") == 0 || strcmp(name, "help") == 0) {
+        snprintf(where, sizeof(where), "%s: unknown option of skep %s%s", quoted, table->command,
+                 option_suggestion(table, name, "", hint, sizeof(hint)));
+        fail_line(r, where);
+        return 1;
+    }
+    copy_value(value, text, sizeof(text));
+    if (option_at(table, i)->kind != OPTION_LIST && r->o->values[i].source == SOURCE_FILE) {
+        snprintf(where, sizeof(where), "%s: is there twice", quoted);
+        fail_line(r, where);
+        return 1;
+    }
+    snprintf(where, sizeof(where), "%s:%u: %s", r->path, r->line, name);
+    r->rc = option_assign(r->o, i, SOURCE_FILE, text, where, r->err);
+    return 1;
+}
+
+skep_status option_read_config(struct options *o, const char *path, const char *text, size_t len,
+                               struct skep_error *err)
+{
+    struct reading r = {.o = o, .path = path, .p = text, .end = text, .err = err};
+
+    if (len == 0)
+        return SKEP_OK;
+    r.end = text + len;
+    if (memchr(text, 0, len) != NULL)
+        return error_set(err, SKEP_INVALID_ARGUMENT, "%s: contains a NUL, expected text", path);
+    int line = ini_parse_stream(next_line, &r, set_value, &r);
+    if (r.rc == SKEP_OK && line > 0) { /* set_value() never fails towards inih */
+        r.line = (unsigned)line;
+        fail_line(&r, "not understood, expected name = value");
+    }
+    if (r.rc == SKEP_OK && line < 0)
+        return error_no_memory(err, path, len);
+    return r.rc;
+}
+
+skep_status option_load_config(struct options *o, const char *path, struct skep_error *err)
+{
+    struct bytes text = {0};
+    skep_status rc = SKEP_OK;
+    FILE *f = fopen(path, "re");
+    size_t n = 1;
+
+    if (f == NULL)
+        return error_set(err, status_from_errno(errno), "--config: %s: cannot open: %s", path,
+                         strerror(errno));
+    while (rc == SKEP_OK && n > 0) {
+        uint8_t chunk[4096];
+        n = fread(chunk, 1, sizeof(chunk), f);
+        if (n > 0 && !bytes_append(&text, chunk, n))
+            rc = error_no_memory(err, path, n);
+        else if (text.len > CONFIG_LIMIT_BYTES)
+            rc = error_set(err, SKEP_INVALID_ARGUMENT, "--config: %s: longer than %d bytes", path,
+                           CONFIG_LIMIT_BYTES);
+        else if (ferror(f))
+            rc = error_set(err, SKEP_INVALID_ARGUMENT, "--config: %s: cannot read: %s", path,
+                           strerror(errno));
+    }
+    fclose(f);
+    if (rc == SKEP_OK)
+        rc = option_read_config(o, path, (const char *)text.data, text.len, err);
+    bytes_free(&text);
+    return rc;
+}

@@ -1,0 +1,274 @@
+/* Tables, progress, JSON and exit codes. */
+#include "cli/output.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/text.h"
+
+enum {
+    CELL_BYTES = 512,
+    COLUMN_GAP = 2,
+    BAR_CHARS = 30,
+    REDRAW_US = 100000,
+    LINE_US = 5000000,
+};
+
+/* ---- exit codes ---- */
+
+int cli_exit_code(skep_status status)
+{
+    switch (status) {
+    case SKEP_OK:
+        return CLI_DONE;
+    case SKEP_NOT_FOUND:
+        return CLI_NOT_FOUND;
+    case SKEP_DEADLINE_EXCEEDED:
+        return CLI_TIMED_OUT;
+    default:
+        return CLI_FAILED;
+    }
+}
+
+int cli_fail(const char *command, const struct skep_error *err)
+{
+    fprintf(stderr, "skep %s: %s\n", command,
+            err->message[0] != '\0' ? err->message : skep_status_text(err->status));
+    return cli_exit_code(err->status);
+}
+
+int cli_usage_error(const char *command, const char *format, ...)
+{
+    va_list args;
+
+    fprintf(stderr, "skep %s: ", command);
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fprintf(stderr, "\nTry: skep help %s\n", command);
+    return CLI_USAGE;
+}
+
+bool output_is_terminal(FILE *stream)
+{
+    const char *term = getenv("TERM");
+
+    return isatty(fileno(stream)) && term != NULL && strcmp(term, "dumb") != 0;
+}
+
+/* ---- tables ---- */
+
+struct table {
+    const char *const *headers; /* borrowed */
+    size_t columns;
+    char **cells; /* owned, each too */
+    size_t count, cap;
+    bool failed;
+};
+
+struct table *table_new(const char *const *headers, size_t columns)
+{
+    struct table *t = mem_calloc(1, sizeof(*t));
+
+    if (t != NULL) {
+        t->headers = headers;
+        t->columns = columns;
+    }
+    return t;
+}
+
+/* Replaces what is no plain character; the text gets no longer. */
+static void make_plain(char *text)
+{
+    size_t len = strlen(text);
+
+    for (size_t i = 0; i < len;) {
+        size_t n = text_utf8_length(text + i, len - i);
+        bool control = (unsigned char)text[i] < 0x20 || text[i] == 0x7f ||
+                       (n == 2 && text[i] == '\xc2' && (unsigned char)text[i + 1] < 0xa0);
+        if (n == 0 || control)
+            memset(text + i, '?', n > 0 ? n : 1);
+        i += n > 0 ? n : 1;
+    }
+}
+
+void table_cell(struct table *t, const char *format, ...)
+{
+    char text[CELL_BYTES];
+    va_list args;
+
+    if (t == NULL || t->failed)
+        return;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    make_plain(text);
+    if (t->count == t->cap) {
+        size_t cap = t->cap == 0 ? 64 : t->cap * 2;
+        char **cells = mem_realloc(t->cells, cap * sizeof(*cells));
+        if (cells == NULL) {
+            t->failed = true;
+            return;
+        }
+        t->cells = cells;
+        t->cap = cap;
+    }
+    t->cells[t->count] = mem_strdup(text);
+    if (t->cells[t->count] == NULL)
+        t->failed = true;
+    else
+        t->count++;
+}
+
+/* Characters on the screen: code points, which is right for nearly all names. */
+static size_t width_of(const char *text)
+{
+    size_t n = 0;
+
+    for (; *text != '\0'; text++)
+        n += ((unsigned char)*text & 0xc0) != 0x80;
+    return n;
+}
+
+static const char *header_text(const struct table *t, size_t column)
+{
+    return t->headers[column] + (t->headers[column][0] == '>');
+}
+
+static size_t column_width(const struct table *t, size_t column)
+{
+    size_t widest = width_of(header_text(t, column));
+
+    for (size_t i = column; i < t->count; i += t->columns) {
+        size_t width = width_of(t->cells[i]);
+        widest = width > widest ? width : widest;
+    }
+    return widest;
+}
+
+static void print_cell(const struct table *t, size_t column, const char *text, size_t width,
+                       FILE *out)
+{
+    int padding = (int)(width - width_of(text));
+    bool right = t->headers[column][0] == '>';
+    bool last = column + 1 == t->columns;
+
+    if (right)
+        fprintf(out, "%*s%s", padding, "", text);
+    else
+        fprintf(out, "%s%*s", text, last ? 0 : padding, "");
+    fprintf(out, last ? "\n" : "%*s", COLUMN_GAP, "");
+}
+
+bool table_print(const struct table *t, FILE *out)
+{
+    if (t == NULL || t->failed)
+        return false;
+    bool bold = output_is_terminal(out);
+    size_t *widths = mem_calloc(t->columns, sizeof(*widths));
+    if (widths == NULL)
+        return false;
+    for (size_t i = 0; i < t->columns; i++)
+        widths[i] = column_width(t, i);
+    fputs(bold ? "\033[1m" : "", out);
+    for (size_t i = 0; i < t->columns; i++)
+        print_cell(t, i, header_text(t, i), widths[i], out);
+    fputs(bold ? "\033[0m" : "", out);
+    for (size_t i = 0; i < t->count; i++) {
+        print_cell(t, i % t->columns, t->cells[i], widths[i % t->columns], out);
+        if (i + 1 == t->count && (i + 1) % t->columns != 0)
+            fputc('\n', out);
+    }
+    mem_free(widths);
+    return ferror(out) == 0;
+}
+
+void table_free(struct table *t)
+{
+    if (t == NULL)
+        return;
+    for (size_t i = 0; i < t->count; i++)
+        mem_free(t->cells[i]);
+    mem_free(t->cells);
+    mem_free(t);
+}
+
+/* ---- progress ---- */
+
+void progress_start(struct progress *p, const char *label, uint64_t total, bool quiet, FILE *out)
+{
+    *p = (struct progress){
+        .out = out,
+        .label = label,
+        .total = total,
+        .start_us = clock_mono_us(),
+        .terminal = output_is_terminal(out),
+        .quiet = quiet,
+    };
+}
+
+static void draw(struct progress *p, const char *note)
+{
+    double seconds = (double)(clock_mono_us() - p->start_us) / 1e6;
+    char bar[BAR_CHARS + 1] = "";
+
+    if (p->terminal && p->total > 0) {
+        double share = p->done < p->total ? (double)p->done / (double)p->total : 1;
+        size_t filled = (size_t)(share * BAR_CHARS);
+        memset(bar, '-', BAR_CHARS);
+        memset(bar, '#', filled);
+        bar[BAR_CHARS] = '\0';
+    }
+    fputs(p->terminal ? "\r" : "", p->out);
+    fprintf(p->out, "%s ", p->label);
+    if (bar[0] != '\0')
+        fprintf(p->out, "[%s] ", bar);
+    fprintf(p->out, "%" PRIu64, p->done);
+    if (p->total > 0)
+        fprintf(p->out, "/%" PRIu64, p->total);
+    fprintf(p->out, "  %.1f s%s%s", seconds, note != NULL ? "  " : "", note != NULL ? note : "");
+    fputs(p->terminal ? "\033[K" : "\n", p->out); /* clears what a longer line left */
+    fflush(p->out);
+    p->drawn = true;
+}
+
+void progress_set(struct progress *p, uint64_t done, const char *note)
+{
+    uint64_t now = clock_mono_us();
+
+    p->done = done;
+    if (p->quiet || now < p->next_us)
+        return;
+    /* Elsewhere than on a terminal, what ends within the first period needs no line but the last.
+     */
+    bool first_elsewhere = !p->terminal && p->next_us == 0;
+    p->next_us = now + (p->terminal ? REDRAW_US : LINE_US);
+    if (!first_elsewhere)
+        draw(p, note);
+}
+
+void progress_end(struct progress *p, const char *note)
+{
+    if (p->quiet)
+        return;
+    draw(p, note);
+    if (p->terminal)
+        fputc('\n', p->out);
+}
+
+/* ---- JSON ---- */
+
+bool json_print(json_t *value, FILE *out)
+{
+    if (value == NULL)
+        return false;
+    bool good = json_dumpf(value, out, JSON_INDENT(2)) == 0;
+
+    json_decref(value);
+    return good && fputc('\n', out) != EOF && fflush(out) == 0;
+}
