@@ -1,0 +1,32 @@
+/*
+ * The method `dial_back`: tries whether a caller's own port can be reached from here.
+ *
+ * Threads: dial_back_start() on I/O threads; answers come from the connection pool's thread, which
+ * is started by the first call.
+ */
+#ifndef SKEP_NODE_DIAL_BACK_H
+#define SKEP_NODE_DIAL_BACK_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <skep/status.h>
+#include "crypto/identity.h"
+#include "net/server.h"
+
+struct dial_back;
+
+struct dial_back_config {
+    const struct identity *identity; /* borrowed until dial_back_free() */
+    const uint8_t *psk;              /* the same */
+    bool plaintext;
+    const char *swarm; /* the same */
+};
+
+SKEP_MUST_CHECK skep_status dial_back_new(const struct dial_back_config *config,
+                                          struct dial_back **out, struct skep_error *err);
+/* Answers the call, now or later. NULL: SKEP_UNIMPLEMENTED. */
+void dial_back_start(struct dial_back *dial_back, struct server_call *call);
+/* Answers what is under way (SKEP_CANCELLED); before server_free(). NULL is allowed. */
+void dial_back_free(struct dial_back *dial_back);
+
+#endif

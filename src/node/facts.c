@@ -1,0 +1,208 @@
+/* What a node tells of itself: facts, counters and log lines. */
+#include "node/node_internal.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <inttypes.h>
+#include <net/if.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+
+enum { EXPERTS_LOGGED = 32 }; /* one by one; more are counted */
+
+const char *skep_node_peer_id(const struct skep_node *node)
+{
+    return node->settings.peer_id;
+}
+
+const char *skep_node_endpoint(const struct skep_node *node)
+{
+    return node->endpoint;
+}
+
+uint16_t skep_node_port(const struct skep_node *node)
+{
+    return node->port;
+}
+
+uint16_t skep_node_dht_port(const struct skep_node *node)
+{
+    return node->dht_port;
+}
+
+const char *skep_node_initial_peer(const struct skep_node *node)
+{
+    return node->initial_peer;
+}
+
+size_t skep_node_expert_count(const struct skep_node *node)
+{
+    return node->expert_count;
+}
+
+const char *skep_node_expert_uid(const struct skep_node *node, size_t index)
+{
+    return index < node->expert_count ? node->experts[index]->uid : NULL;
+}
+
+static bool local_address(const struct ifaddrs *i, bool v6, char *out, size_t cap)
+{
+    const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)(const void *)i->ifa_addr;
+    const struct sockaddr_in *four = (const struct sockaddr_in *)(const void *)i->ifa_addr;
+
+    if (i->ifa_addr == NULL || (i->ifa_flags & (IFF_UP | IFF_LOOPBACK)) != IFF_UP)
+        return false;
+    if (v6 && i->ifa_addr->sa_family == AF_INET6 && !IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr))
+        return inet_ntop(AF_INET6, &six->sin6_addr, out, (socklen_t)cap) != NULL;
+    if (!v6 && i->ifa_addr->sa_family == AF_INET)
+        return inet_ntop(AF_INET, &four->sin_addr, out, (socklen_t)cap) != NULL;
+    return false;
+}
+
+void node_local_host(bool v6, char *out, size_t cap)
+{
+    struct ifaddrs *list = NULL;
+    bool found = false;
+
+    if (getifaddrs(&list) == 0)
+        for (const struct ifaddrs *i = list; i != NULL && !found; i = i->ifa_next)
+            found = local_address(i, v6, out, cap);
+    if (list != NULL)
+        freeifaddrs(list);
+    if (!found)
+        snprintf(out, cap, "%s", v6 ? "::1" : "127.0.0.1");
+}
+
+/* 33088 as "33,088". */
+static const char *with_commas(uint64_t n, char *out, size_t cap)
+{
+    char digits[24];
+    int len = snprintf(digits, sizeof(digits), "%" PRIu64, n);
+    size_t used = 0;
+
+    for (int i = 0; i < len && used + 2 < cap; i++) {
+        if (i > 0 && (len - i) % 3 == 0)
+            out[used++] = ',';
+        out[used++] = digits[i];
+    }
+    out[used] = '\0';
+    return out;
+}
+
+static void log_experts(const struct skep_node *node)
+{
+    char text[32];
+
+    for (size_t i = 0; i < node->expert_count && i < EXPERTS_LOGGED; i++)
+        log_info("expert %s: %s, %s parameters", node->experts[i]->uid,
+                 expert_class_name(node->experts[i]->expert),
+                 with_commas(expert_parameter_count(node->experts[i]->expert), text, sizeof(text)));
+    if (node->expert_count > EXPERTS_LOGGED)
+        log_info("and %zu experts more", node->expert_count - EXPERTS_LOGGED);
+}
+
+void node_log_facts(struct skep_node *node)
+{
+    if (node->settings.options.insecure_plaintext)
+        log_warn("insecure_plaintext: calls are neither encrypted nor authenticated");
+    log_info("node %s of swarm \"%s\"", node->settings.peer_id, node->settings.swarm);
+    log_info("serving on %s", node->endpoint);
+    log_experts(node);
+    if (node->swarm == NULL)
+        return;
+    log_info("DHT on UDP port %u", (unsigned)node->dht_port);
+    log_info("the next node joins with: --initial-peers %s", node->initial_peer);
+}
+
+void node_log_stats(struct skep_node *node)
+{
+    struct skep_node_stats s;
+
+    skep_node_stats(node, &s);
+    log_info("stats: calls %" PRIu64 ", refused %" PRIu64 "; forward %" PRIu64
+             " examples in %" PRIu64 " batches, backward %" PRIu64 " in %" PRIu64
+             "; queued %" PRIu64 ", connections %" PRIu64 ", DHT peers %" PRIu64,
+             s.calls, s.calls_refused, s.forward.examples, s.forward.batches, s.backward.examples,
+             s.backward.batches, s.forward.queued_tasks + s.backward.queued_tasks,
+             s.connections_open, s.dht_peers);
+}
+
+static void collect_server(const struct server *server, struct skep_node_stats *out)
+{
+    struct server_counters c = {0};
+
+    server_counters(server, &c);
+    out->connections_open = c.connections_open;
+    out->connections_accepted = c.connections_accepted;
+    out->connections_refused = c.connections_refused;
+    out->handshakes_failed = c.handshakes_failed;
+    out->protocol_errors = c.protocol_errors;
+    out->calls = c.calls;
+    out->bytes_in = c.bytes_in;
+    out->bytes_out = c.bytes_out;
+}
+
+void node_collect_parts(struct skep_node *node, struct skep_node_stats *out)
+{
+    struct handler_stats h = {0};
+
+    if (node->server != NULL)
+        collect_server(node->server, out);
+    if (node->swarm != NULL)
+        out->dht_peers = swarm_peer_count(node->swarm);
+    if (node->handler == NULL)
+        return;
+    handler_stats(node->handler, &h);
+    out->publish_rounds = h.rounds;
+    out->publish_rounds_failed = h.failed_rounds;
+    out->records_published = h.records_published;
+    out->records_failed = h.records_failed;
+    out->last_publish_unix_s = h.last_success_unix_s;
+}
+
+void skep_node_stats(struct skep_node *node, struct skep_node_stats *out)
+{
+    struct runtime_stats runtime = {0};
+    struct once_stats once = {0};
+
+    memset(out, 0, sizeof(*out));
+    pthread_mutex_lock(&node->parts);
+    bool started = node->server != NULL || node->last.uptime_ms > 0;
+    if (started) {
+        *out = node->last;
+        node_collect_parts(node, out);
+    }
+    bool serves = node->server != NULL;
+    pthread_mutex_unlock(&node->parts);
+    if (!started)
+        return;
+    if (serves)
+        out->uptime_ms = (clock_mono_us() - node->started_us) / 1000;
+    runtime_stats(node->runtime, &runtime);
+    once_stats(node->once, &once);
+    out->experts = node->expert_count;
+    out->inline_batches = runtime.inline_batches;
+    out->stalls = runtime.stalls;
+    out->calls_refused = atomic_load(&node->service.refused);
+    out->repeats_answered = once.repeats;
+    out->repeats_remembered = once.entries;
+    for (size_t i = 0; i < node->expert_count; i++) {
+        struct skep_expert_stats expert;
+
+        hosted_stats(node->experts[i], &expert);
+        pool_stats_add(&out->forward, &expert.forward);
+        pool_stats_add(&out->backward, &expert.backward);
+    }
+}
+
+bool skep_node_expert_stats(struct skep_node *node, size_t index, struct skep_expert_stats *out)
+{
+    memset(out, 0, sizeof(*out));
+    if (index >= node->expert_count)
+        return false;
+    hosted_stats(node->experts[index], out);
+    return true;
+}

@@ -1,0 +1,243 @@
+/* Experts at work: what pools call, and what is told of them. */
+#include "node/hosted.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/tensor.h"
+
+skep_status hosted_new(const char *uid, const struct skep_expert_options *options,
+                       struct hosted **out, struct skep_error *err)
+{
+    struct uid parsed;
+    struct hosted *hosted = NULL;
+    skep_status rc = uid_parse(&parsed, uid, err);
+
+    *out = NULL;
+    if (rc != SKEP_OK)
+        return rc;
+    hosted = mem_calloc(1, sizeof(*hosted));
+    if (hosted == NULL)
+        return error_no_memory(err, uid, sizeof(*hosted));
+    memcpy(hosted->uid, parsed.text, sizeof(hosted->uid));
+    rc = expert_new(options, &hosted->expert, err);
+    if (rc != SKEP_OK) {
+        if (err != NULL)
+            error_prefix(err, "expert %s", uid);
+        mem_free(hosted);
+        return rc;
+    }
+    schema_digest(expert_schema(hosted->expert), hosted->schema_digest);
+    hosted->last_us = clock_mono_us();
+    *out = hosted;
+    return SKEP_OK;
+}
+
+void hosted_free(struct hosted *hosted)
+{
+    if (hosted == NULL)
+        return;
+    expert_free(hosted->expert);
+    mem_free(hosted);
+}
+
+/* An output's open dimensions are those of the first input at the same place. */
+static void output_shape(const struct skep_tensor_spec *spec, const DLTensor *like, int64_t *shape)
+{
+    for (int d = 0; d < spec->ndim; d++) {
+        shape[d] = spec->shape[d];
+        if (shape[d] < 0)
+            shape[d] = d < like->ndim ? like->shape[d] : 1;
+    }
+}
+
+static void free_outputs(DLManagedTensor **outputs, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        skep_tensor_free(outputs[i]);
+        outputs[i] = NULL;
+    }
+}
+
+static skep_status work_forward(void *arg, const DLTensor *inputs, size_t input_count,
+                                DLManagedTensor **outputs, struct skep_error *err)
+{
+    struct hosted *hosted = arg;
+    const struct skep_expert_schema *schema = expert_schema(hosted->expert);
+    DLTensor views[SKEP_EXPERT_MAX_TENSORS];
+    skep_status rc = SKEP_OK;
+    size_t made = 0;
+
+    (void)input_count;
+    for (; made < schema->output_count && rc == SKEP_OK; made++) {
+        int64_t shape[SKEP_TENSOR_MAX_DIMS];
+
+        output_shape(&schema->outputs[made], &inputs[0], shape);
+        rc = skep_tensor_new(schema->outputs[made].dtype, schema->outputs[made].ndim, shape,
+                             &outputs[made], err);
+        if (rc == SKEP_OK)
+            views[made] = outputs[made]->dl_tensor;
+    }
+    if (rc == SKEP_OK)
+        rc = expert_forward(hosted->expert, inputs, views, err);
+    if (rc != SKEP_OK)
+        free_outputs(outputs, made);
+    return rc;
+}
+
+static skep_status work_backward(void *arg, const DLTensor *inputs, size_t input_count,
+                                 DLManagedTensor **outputs, struct skep_error *err)
+{
+    struct hosted *hosted = arg;
+    const struct skep_expert_schema *schema = expert_schema(hosted->expert);
+    DLTensor views[SKEP_EXPERT_MAX_TENSORS];
+    skep_status rc = SKEP_OK;
+    size_t made = 0;
+
+    (void)input_count;
+    for (; made < schema->input_count && rc == SKEP_OK; made++) {
+        rc = skep_tensor_new(inputs[made].dtype, inputs[made].ndim, inputs[made].shape,
+                             &outputs[made], err);
+        if (rc == SKEP_OK)
+            views[made] = outputs[made]->dl_tensor;
+    }
+    if (rc == SKEP_OK)
+        rc = expert_backward(hosted->expert, inputs, inputs + schema->input_count, views, err);
+    if (rc != SKEP_OK)
+        free_outputs(outputs, made);
+    return rc;
+}
+
+static void pool_stalled(void *arg, bool is_stalled)
+{
+    struct hosted *hosted = arg;
+
+    atomic_store(&hosted->stalled, is_stalled);
+    log_warn("expert %s: %s", hosted->uid,
+             is_stalled ? "stalled, taken off the swarm" : "works again, back in the swarm");
+    if (hosted->changed != NULL)
+        hosted->changed(hosted->changed_arg);
+}
+
+skep_status hosted_open(struct hosted *hosted, struct runtime *runtime,
+                        const struct hosted_limits *limits, struct skep_error *err)
+{
+    const struct skep_expert_schema *schema = expert_schema(hosted->expert);
+    char name[UID_BYTES + 16];
+    struct task_pool_config config = {
+        .name = name,
+        .max_batch_size = limits->max_batch_size,
+        .min_batch_size = limits->min_batch_size,
+        .batch_timeout_us = limits->batch_timeout_us,
+        .max_queued_tasks = limits->max_queued_tasks,
+        .stall_timeout_us = limits->stall_timeout_us,
+        .may_run_inline = expert_is_bounded(hosted->expert),
+        .exclusive = hosted,
+        .stalled = pool_stalled,
+        .arg = hosted,
+    };
+    skep_status rc;
+
+    snprintf(name, sizeof(name), "%s forward", hosted->uid);
+    config.work = work_forward;
+    config.output_count = schema->output_count;
+    rc = task_pool_new(runtime, &config, &hosted->forward, err);
+    if (rc != SKEP_OK)
+        return rc;
+    snprintf(name, sizeof(name), "%s backward", hosted->uid);
+    config.work = work_backward;
+    config.output_count = schema->input_count;
+    return task_pool_new(runtime, &config, &hosted->backward, err);
+}
+
+bool hosted_load(struct hosted *hosted, struct record_load *out)
+{
+    struct task_pool_stats forward;
+    struct task_pool_stats backward;
+    uint64_t now = clock_mono_us();
+
+    task_pool_stats(hosted->forward, &forward);
+    task_pool_stats(hosted->backward, &backward);
+    uint64_t examples = forward.examples + backward.examples;
+    if (now > hosted->last_us)
+        out->examples_per_s =
+            (double)(examples - hosted->last_examples) * 1e6 / (double)(now - hosted->last_us);
+    out->queued_tasks = (uint32_t)(forward.queued_tasks + backward.queued_tasks);
+    hosted->last_examples = examples;
+    hosted->last_us = now;
+    atomic_store(&hosted->examples_per_s, out->examples_per_s);
+    return !atomic_load(&hosted->stalled);
+}
+
+static void pool_stats(struct task_pool *pool, struct skep_pool_stats *out)
+{
+    struct task_pool_stats stats = {0};
+
+    if (pool != NULL)
+        task_pool_stats(pool, &stats);
+    *out = (struct skep_pool_stats){
+        .tasks = stats.tasks,
+        .batches = stats.batches,
+        .examples = stats.examples,
+        .refused = stats.refused,
+        .expired = stats.expired,
+        .cancelled = stats.cancelled,
+        .failed = stats.failed,
+        .busy_us = stats.busy_us,
+        .wait_us = stats.wait_us_sum,
+        .queued_tasks = stats.queued_tasks,
+        .stalled = stats.stalled,
+    };
+}
+
+void hosted_stats(struct hosted *hosted, struct skep_expert_stats *out)
+{
+    memset(out, 0, sizeof(*out));
+    snprintf(out->uid, sizeof(out->uid), "%s", hosted->uid);
+    snprintf(out->cls, sizeof(out->cls), "%s", expert_class_name(hosted->expert));
+    out->parameters = expert_parameter_count(hosted->expert);
+    out->updates = expert_update_count(hosted->expert);
+    pool_stats(hosted->forward, &out->forward);
+    pool_stats(hosted->backward, &out->backward);
+}
+
+void pool_stats_add(struct skep_pool_stats *sum, const struct skep_pool_stats *more)
+{
+    sum->tasks += more->tasks;
+    sum->batches += more->batches;
+    sum->examples += more->examples;
+    sum->refused += more->refused;
+    sum->expired += more->expired;
+    sum->cancelled += more->cancelled;
+    sum->failed += more->failed;
+    sum->busy_us += more->busy_us;
+    sum->wait_us += more->wait_us;
+    sum->queued_tasks += more->queued_tasks;
+    sum->stalled = sum->stalled || more->stalled;
+}
+
+static uint64_t spec_row_bytes(const struct skep_tensor_spec *spec)
+{
+    uint64_t bytes = dtype_bytes(spec->dtype);
+
+    for (int d = 1; d < spec->ndim; d++)
+        if (spec->shape[d] > 0)
+            bytes *= (uint64_t)spec->shape[d];
+    return bytes;
+}
+
+uint64_t hosted_row_bytes(const struct hosted *hosted)
+{
+    const struct skep_expert_schema *schema = expert_schema(hosted->expert);
+    uint64_t bytes = 0;
+
+    for (size_t i = 0; i < schema->input_count; i++)
+        bytes += spec_row_bytes(&schema->inputs[i]);
+    for (size_t i = 0; i < schema->output_count; i++)
+        bytes += spec_row_bytes(&schema->outputs[i]);
+    return bytes;
+}

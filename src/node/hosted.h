@@ -1,0 +1,53 @@
+/*
+ * One expert of a node with its two pools.
+ *
+ * Threads: made and freed by the node; the pools' work runs as task_pool.h says; the rest may be
+ * read by any thread.
+ */
+#ifndef SKEP_NODE_HOSTED_H
+#define SKEP_NODE_HOSTED_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <skep/node.h>
+#include "dht/record.h"
+#include "experts/expert.h"
+#include "runtime/task_pool.h"
+
+struct hosted {
+    char uid[UID_BYTES];
+    struct expert *expert; /* owned */
+    uint8_t schema_digest[16];
+    struct task_pool *forward, *backward; /* the runtime's; NULL before hosted_open() */
+    atomic_bool stalled;
+    void (*changed)(void *arg); /* stalled or recovered; the watchdog's thread. May be NULL */
+    void *changed_arg;
+    /* Of the DHT handler's thread: the rate since the last publication. */
+    uint64_t last_examples, last_us;
+    _Atomic double examples_per_s;
+};
+
+struct hosted_limits {
+    int64_t max_batch_size, min_batch_size;
+    uint64_t batch_timeout_us, stall_timeout_us;
+    size_t max_queued_tasks;
+};
+
+/* @param out  owned: hosted_free(). Errors as expert_new(), with the UID before the sentence. */
+SKEP_MUST_CHECK skep_status hosted_new(const char *uid, const struct skep_expert_options *options,
+                                       struct hosted **out, struct skep_error *err);
+void hosted_free(struct hosted *hosted); /* after the runtime is gone. NULL is allowed */
+/* Makes its pools. */
+SKEP_MUST_CHECK skep_status hosted_open(struct hosted *hosted, struct runtime *runtime,
+                                        const struct hosted_limits *limits, struct skep_error *err);
+/* For the DHT handler: load since its last call; false while it must not be published. */
+bool hosted_load(struct hosted *hosted, struct record_load *out);
+void hosted_stats(struct hosted *hosted, struct skep_expert_stats *out);
+void pool_stats_add(struct skep_pool_stats *sum, const struct skep_pool_stats *more);
+
+/* Bytes of one row of all inputs and outputs; dimensions of any size count as 1. */
+uint64_t hosted_row_bytes(const struct hosted *hosted);
+
+#endif

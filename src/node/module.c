@@ -1,2 +1,0 @@
-/* Replaced by the first real source file. */
-typedef int node_module_is_empty;

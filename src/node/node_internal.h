@@ -1,0 +1,94 @@
+/* What the files that make up a node share: node.c (making, adding, waiting), start.c, stop.c and
+ * facts.c. */
+#ifndef SKEP_NODE_INTERNAL_H
+#define SKEP_NODE_INTERNAL_H
+
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdatomic.h>
+
+#include <skep/node.h>
+#include "base/thread.h"
+#include "dht/handler.h"
+#include "dht/swarm.h"
+#include "net/server.h"
+#include "node/announce.h"
+#include "node/dial_back.h"
+#include "node/hosted.h"
+#include "node/once.h"
+#include "node/service.h"
+#include "node/settings.h"
+#include "runtime/task_pool.h"
+
+enum node_state {
+    NODE_NEW,
+    NODE_STARTING,
+    NODE_RUNNING,
+    NODE_STOPPED, /* also: start failed */
+};
+
+/* Experts to be chosen at start. */
+struct pattern_wish {
+    struct uid_pattern pattern;
+    size_t count;
+    struct skep_expert_options options; /* its texts are owned */
+    char *cls, *optimizer;
+    struct pattern_wish *next;
+};
+
+struct skep_node {
+    struct settings settings;
+
+    /* One thread at a time before start; nothing changes them after. */
+    struct hosted **experts; /* owned; sorted by UID once started */
+    size_t expert_count, expert_cap;
+    struct pattern_wish *wishes; /* owned, in the order of adding */
+    struct runtime *runtime;     /* these three live until skep_node_free() */
+    struct once *once;
+    struct service service;
+    struct dial_back *dial_back;
+    struct announce_input announce;
+    bool is_announced; /* of the supervisor: endpoints were given to the handler */
+    bool is_stuck;     /* an expert never came back: what it uses is left behind */
+
+    /* Facts, written by skep_node_start() before it returns. */
+    char endpoint[ENDPOINT_TEXT_BYTES];
+    char initial_peer[ENDPOINT_TEXT_BYTES];
+    uint16_t port, dht_port;
+    uint64_t started_us;
+
+    pthread_mutex_t parts; /* guards the three pointers and `last`, and that they stay alive */
+    struct swarm *swarm;
+    struct server *server;
+    struct handler *handler;
+    struct skep_node_stats last; /* their counters when they ended */
+
+    pthread_mutex_t lock;   /* guards state and is_ready; taken before `parts` if both */
+    pthread_cond_t changed; /* state or is_ready */
+    enum node_state state;
+    bool is_ready;
+
+    struct thread supervisor; /* "skep-node": announces, reports, stops */
+    pthread_mutex_t joining;  /* guards the joining of supervisor */
+    sem_t stop_wanted;
+};
+
+/* start.c: everything up to serving; on failure nothing is left running. */
+skep_status node_bring_up(struct skep_node *node, struct skep_error *err);
+skep_status node_add_hosted(struct skep_node *node, const char *uid,
+                            const struct skep_expert_options *options, struct skep_error *err);
+/* Asks for our address again and tells the handler. Returns how many endpoints are known. */
+size_t node_announce(struct skep_node *node);
+
+/* stop.c */
+void node_shut_down(struct skep_node *node);
+
+/* facts.c */
+void node_log_facts(struct skep_node *node);
+void node_log_stats(struct skep_node *node);
+/* The counters of what ends before the node does. `parts` is held. */
+void node_collect_parts(struct skep_node *node, struct skep_node_stats *out);
+/* A host by which other machines may reach a wildcard socket, for showing only. */
+void node_local_host(bool v6, char *out, size_t cap);
+
+#endif

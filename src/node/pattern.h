@@ -1,0 +1,23 @@
+/* Choosing random UIDs of a pattern that nobody has yet. */
+#ifndef SKEP_NODE_PATTERN_H
+#define SKEP_NODE_PATTERN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <skep/status.h>
+#include "dht/uid.h"
+
+/* Asks which of `count` UIDs are taken: writes taken[i]. Another status than SKEP_OK ends it. */
+typedef skep_status (*pattern_taken_fn)(void *arg, const char *const *uids, size_t count,
+                                        bool *taken, struct skep_error *err);
+
+/*
+ * @param uids  room for `wanted` UIDs; all different, none taken.
+ * @return SKEP_RESOURCE_EXHAUSTED, with the numbers, if fewer are free.
+ */
+SKEP_MUST_CHECK skep_status pattern_choose(const struct uid_pattern *pattern, size_t wanted,
+                                           pattern_taken_fn taken, void *arg,
+                                           char (*uids)[UID_BYTES], struct skep_error *err);
+
+#endif

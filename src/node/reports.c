@@ -1,0 +1,181 @@
+/* Results in msgpack: what info, stats and ping answer (docs/methods.md). */
+#include "base/error.h"
+#include "base/mp.h"
+#include "node/service.h"
+
+struct report {
+    msgpack_sbuffer buffer;
+    msgpack_packer pk;
+    int bad; /* sticky: memory was short */
+};
+
+static void report_init(struct report *r)
+{
+    msgpack_sbuffer_init(&r->buffer);
+    msgpack_packer_init(&r->pk, &r->buffer, msgpack_sbuffer_write);
+    r->bad = 0;
+}
+
+static void put_map(struct report *r, const char *key, size_t fields)
+{
+    if (key != NULL)
+        r->bad |= mp_pack_str(&r->pk, key);
+    r->bad |= msgpack_pack_map(&r->pk, fields);
+}
+
+static void put_str(struct report *r, const char *key, const char *value)
+{
+    r->bad |= mp_pack_str(&r->pk, key);
+    r->bad |= mp_pack_str(&r->pk, value);
+}
+
+static void put_uint(struct report *r, const char *key, uint64_t value)
+{
+    r->bad |= mp_pack_str(&r->pk, key);
+    r->bad |= msgpack_pack_uint64(&r->pk, value);
+}
+
+static void put_int(struct report *r, const char *key, int64_t value)
+{
+    r->bad |= mp_pack_str(&r->pk, key);
+    r->bad |= msgpack_pack_int64(&r->pk, value);
+}
+
+static void put_double(struct report *r, const char *key, double value)
+{
+    r->bad |= mp_pack_str(&r->pk, key);
+    r->bad |= msgpack_pack_double(&r->pk, value);
+}
+
+static void put_bool(struct report *r, const char *key, bool value)
+{
+    r->bad |= mp_pack_str(&r->pk, key);
+    r->bad |= value ? msgpack_pack_true(&r->pk) : msgpack_pack_false(&r->pk);
+}
+
+static void send_report(struct report *r, struct server_call *call)
+{
+    struct skep_error err;
+
+    if (r->bad != 0) {
+        error_no_memory(&err, "reply", r->buffer.size);
+        server_call_reply(call, &err, NULL, 0, NULL, 0);
+    } else {
+        server_call_reply(call, NULL, (const uint8_t *)r->buffer.data, r->buffer.size, NULL, 0);
+    }
+    msgpack_sbuffer_destroy(&r->buffer);
+}
+
+static void put_specs(struct report *r, const char *key, const struct skep_tensor_spec *specs,
+                      size_t count)
+{
+    r->bad |= mp_pack_str(&r->pk, key);
+    r->bad |= msgpack_pack_array(&r->pk, count);
+    for (size_t i = 0; i < count; i++) {
+        const char *dtype = skep_dtype_name(specs[i].dtype);
+
+        put_map(r, NULL, 3);
+        put_str(r, "name", specs[i].name);
+        put_str(r, "dtype", dtype != NULL ? dtype : "unknown");
+        r->bad |= mp_pack_str(&r->pk, "shape");
+        r->bad |= msgpack_pack_array(&r->pk, (size_t)specs[i].ndim);
+        for (int d = 0; d < specs[i].ndim; d++)
+            r->bad |= msgpack_pack_int64(&r->pk, specs[i].shape[d]);
+    }
+}
+
+void report_info(struct service *service, struct server_call *call, const struct hosted *hosted)
+{
+    const struct skep_expert_schema *schema = expert_schema(hosted->expert);
+    struct task_pool_stats forward;
+    struct task_pool_stats backward;
+    struct report r;
+
+    task_pool_stats(hosted->forward, &forward);
+    task_pool_stats(hosted->backward, &backward);
+    report_init(&r);
+    put_map(&r, NULL, 10);
+    put_str(&r, "uid", hosted->uid);
+    put_str(&r, "class", expert_class_name(hosted->expert));
+    put_str(&r, "precision", "float32");
+    put_uint(&r, "parameters", expert_parameter_count(hosted->expert));
+    put_uint(&r, "updates", expert_update_count(hosted->expert));
+    put_uint(&r, "max_batch_size", (uint64_t)service->max_batch_size);
+    r.bad |= mp_pack_str(&r.pk, "schema_digest");
+    r.bad |= mp_pack_bin(&r.pk, hosted->schema_digest, sizeof(hosted->schema_digest));
+    put_specs(&r, "inputs", schema->inputs, schema->input_count);
+    put_specs(&r, "outputs", schema->outputs, schema->output_count);
+    put_map(&r, "load", 3);
+    put_double(&r, "examples_per_s", atomic_load(&hosted->examples_per_s));
+    put_uint(&r, "queued_tasks", forward.queued_tasks + backward.queued_tasks);
+    put_bool(&r, "stalled", atomic_load(&hosted->stalled));
+    send_report(&r, call);
+}
+
+static void put_pool(struct report *r, const char *key, const struct skep_pool_stats *pool)
+{
+    put_map(r, key, 11);
+    put_uint(r, "tasks", pool->tasks);
+    put_uint(r, "batches", pool->batches);
+    put_uint(r, "examples", pool->examples);
+    put_uint(r, "refused", pool->refused);
+    put_uint(r, "expired", pool->expired);
+    put_uint(r, "cancelled", pool->cancelled);
+    put_uint(r, "failed", pool->failed);
+    put_uint(r, "busy_us", pool->busy_us);
+    put_uint(r, "wait_us", pool->wait_us);
+    put_uint(r, "queued_tasks", pool->queued_tasks);
+    put_bool(r, "stalled", pool->stalled);
+}
+
+void report_stats(struct service *service, struct server_call *call)
+{
+    struct skep_node_stats s = {0};
+    struct report r;
+
+    service->stats(service->stats_arg, &s);
+    const struct {
+        const char *name;
+        uint64_t value;
+    } numbers[] = {
+        {"uptime_ms", s.uptime_ms},
+        {"experts", s.experts},
+        {"inline_batches", s.inline_batches},
+        {"stalls", s.stalls},
+        {"calls", s.calls},
+        {"calls_refused", s.calls_refused},
+        {"repeats_answered", s.repeats_answered},
+        {"repeats_remembered", s.repeats_remembered},
+        {"connections_open", s.connections_open},
+        {"connections_accepted", s.connections_accepted},
+        {"connections_refused", s.connections_refused},
+        {"handshakes_failed", s.handshakes_failed},
+        {"protocol_errors", s.protocol_errors},
+        {"bytes_in", s.bytes_in},
+        {"bytes_out", s.bytes_out},
+        {"dht_peers", s.dht_peers},
+        {"publish_rounds", s.publish_rounds},
+        {"publish_rounds_failed", s.publish_rounds_failed},
+        {"records_published", s.records_published},
+        {"records_failed", s.records_failed},
+    };
+    size_t count = sizeof(numbers) / sizeof(numbers[0]);
+
+    report_init(&r);
+    put_map(&r, NULL, count + 3);
+    for (size_t i = 0; i < count; i++)
+        put_uint(&r, numbers[i].name, numbers[i].value);
+    put_int(&r, "last_publish", s.last_publish_unix_s);
+    put_pool(&r, "forward", &s.forward);
+    put_pool(&r, "backward", &s.backward);
+    send_report(&r, call);
+}
+
+void report_empty(struct server_call *call)
+{
+    struct report r;
+
+    report_init(&r);
+    put_map(&r, NULL, 0);
+    send_report(&r, call);
+}

@@ -1,0 +1,141 @@
+/* Methods by name. */
+#include "node/service.h"
+
+#include <string.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/text.h"
+
+enum method {
+    METHOD_INFO,
+    METHOD_FORWARD,
+    METHOD_BACKWARD,
+    METHOD_PING,
+    METHOD_STATS,
+    METHOD_DIAL_BACK,
+    METHOD_COUNT,
+};
+
+struct method_row {
+    const char *name;
+    bool takes_uid;
+    bool takes_tensors;
+};
+
+static const struct method_row methods[METHOD_COUNT] = {
+    [METHOD_INFO] = {"info", true, false},        [METHOD_FORWARD] = {"forward", true, true},
+    [METHOD_BACKWARD] = {"backward", true, true}, [METHOD_PING] = {"ping", false, false},
+    [METHOD_STATS] = {"stats", false, false},     [METHOD_DIAL_BACK] = {"dial_back", false, false},
+};
+
+static enum method method_of(const char *name)
+{
+    int m = 0;
+
+    while (m < METHOD_COUNT && strcmp(methods[m].name, name) != 0)
+        m++;
+    return (enum method)m;
+}
+
+struct hosted *service_find(const struct service *service, const char *uid)
+{
+    size_t low = 0;
+    size_t high = service->expert_count;
+
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        int order = strcmp(service->experts[middle]->uid, uid);
+
+        if (order == 0)
+            return service->experts[middle];
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return NULL;
+}
+
+static skep_status check_call(const struct service *service, const struct call_headers *headers,
+                              enum method method, struct skep_error *err)
+{
+    char quoted[TEXT_QUOTE_BYTES];
+
+    if (method == METHOD_COUNT)
+        return error_set(err, SKEP_UNIMPLEMENTED,
+                         "method %s: unknown, expected info, forward, backward, ping, stats or "
+                         "dial_back",
+                         text_quote(headers->method, strlen(headers->method), quoted));
+    if (!methods[method].takes_tensors && headers->tensor_count > 0)
+        return error_set(err, SKEP_INVALID_ARGUMENT, "%s: %zu tensors, expected none",
+                         methods[method].name, headers->tensor_count);
+    if (methods[method].takes_uid && service_find(service, headers->uid) == NULL)
+        return error_set(err, SKEP_NOT_FOUND, "expert %s: not served by this node, which has %zu",
+                         text_quote(headers->uid, strlen(headers->uid), quoted),
+                         service->expert_count);
+    return SKEP_OK;
+}
+
+static skep_status on_started(void *arg, struct server_call *call,
+                              const struct call_headers *headers, void **user,
+                              struct skep_error *err)
+{
+    struct service *service = arg;
+    enum method method = method_of(headers->method);
+    struct request *request = NULL;
+    struct skep_error local;
+    skep_status rc;
+
+    if (err == NULL)
+        err = &local;
+    rc = check_call(service, headers, method, err);
+    if (rc == SKEP_OK && methods[method].takes_tensors)
+        rc = request_start(service, call, headers, method == METHOD_BACKWARD, &request, err);
+    *user = request;
+    if (rc != SKEP_OK) {
+        atomic_fetch_add_explicit(&service->refused, 1, memory_order_relaxed);
+        log_debug("call refused: %s: %s", skep_status_name(rc), err->message);
+    }
+    return rc;
+}
+
+static void on_complete(void *arg, struct server_call *call)
+{
+    struct service *service = arg;
+    const struct call_headers *headers = server_call_headers(call);
+
+    switch (method_of(headers->method)) {
+    case METHOD_FORWARD:
+    case METHOD_BACKWARD:
+        request_complete(server_call_user(call));
+        break;
+    case METHOD_INFO:
+        report_info(service, call, service_find(service, headers->uid));
+        break;
+    case METHOD_STATS:
+        report_stats(service, call);
+        break;
+    case METHOD_DIAL_BACK:
+        dial_back_start(service->dial_back, call);
+        break;
+    case METHOD_PING:
+    case METHOD_COUNT: /* refused in on_started() */
+        report_empty(call);
+        break;
+    }
+}
+
+static void on_finished(void *arg, struct server_call *call, void *user)
+{
+    (void)arg;
+    (void)call;
+    if (user != NULL)
+        request_finished(user);
+}
+
+const struct server_handlers service_handlers = {
+    .started = on_started,
+    .complete = on_complete,
+    .finished = on_finished,
+};

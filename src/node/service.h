@@ -1,0 +1,53 @@
+/*
+ * What a node answers: the methods of docs/methods.md over server.h's handlers.
+ *
+ * Threads: handlers run on I/O threads and don't block; answers come from whichever thread did the
+ * work. Nothing here changes after service_init() but atomics.
+ */
+#ifndef SKEP_NODE_SERVICE_H
+#define SKEP_NODE_SERVICE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <skep/node.h>
+#include "net/server.h"
+#include "node/dial_back.h"
+#include "node/hosted.h"
+#include "node/once.h"
+
+struct service {
+    struct hosted **experts; /* sorted by UID; borrowed */
+    size_t expert_count;
+    int64_t max_batch_size;
+    bool detect_anomalies;
+    struct once *once;           /* borrowed */
+    struct dial_back *dial_back; /* borrowed; NULL: not offered */
+    /* Fills in what the node knows; any thread. */
+    void (*stats)(void *arg, struct skep_node_stats *out);
+    void *stats_arg;
+    _Atomic uint64_t refused; /* answered before any work */
+};
+
+/* `arg` of these handlers is the service. */
+extern const struct server_handlers service_handlers;
+
+struct hosted *service_find(const struct service *service, const char *uid);
+
+/* requests.c: forward and backward. */
+struct request;
+/* HEADERS are here: checks them, and makes what the call needs. */
+skep_status request_start(struct service *service, struct server_call *call,
+                          const struct call_headers *headers, bool is_backward,
+                          struct request **out, struct skep_error *err);
+void request_complete(struct request *request);
+void request_finished(struct request *request);
+
+/* reports.c: results in msgpack. */
+void report_info(struct service *service, struct server_call *call, const struct hosted *hosted);
+void report_stats(struct service *service, struct server_call *call);
+void report_empty(struct server_call *call);
+
+#endif

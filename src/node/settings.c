@@ -1,0 +1,225 @@
+/* Checks and copies options. */
+#include "node/settings.h"
+
+#include <inttypes.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+#include "base/text.h"
+
+enum {
+    SWARM_NAME_MAX = 127,       /* what a hello has room for */
+    UPDATE_PERIOD_MAX_S = 1800, /* records live twice as long, at most an hour */
+    HANDLERS_MAX = 64,
+    CONNECTIONS_MAX = 1 << 20,
+    MESSAGE_BYTES_MIN = 4096,
+};
+static const int64_t batch_size_max = INT32_MAX; /* oneDNN's dimensions are counted in int too */
+
+void skep_node_options_init(struct skep_node_options *options)
+{
+    *options = (struct skep_node_options){
+        .size = sizeof(*options),
+        .listen = "0.0.0.0:*",
+        .swarm = "skep",
+        .update_period_s = 30,
+        .max_batch_size = 4096,
+        .min_batch_size = 1,
+        .max_queued_tasks = 1024,
+        .stall_timeout_ms = 60000,
+        .max_connections = 4096,
+        .max_message_bytes = (uint64_t)1 << 30,
+        .drain_timeout_ms = 3000,
+    };
+}
+
+static skep_status check_range(const char *name, int64_t value, int64_t low, int64_t high,
+                               struct skep_error *err)
+{
+    if (value >= low && value <= high)
+        return SKEP_OK;
+    return error_set(err, SKEP_INVALID_ARGUMENT,
+                     "%s: %" PRId64 ", expected %" PRId64 " to %" PRId64, name, value, low, high);
+}
+
+static skep_status check_numbers(const struct skep_node_options *o, struct skep_error *err)
+{
+    const struct {
+        const char *name;
+        int64_t value, low, high;
+    } rows[] = {
+        {"update_period", o->update_period_s, 1, UPDATE_PERIOD_MAX_S},
+        {"max_batch_size", o->max_batch_size, 1, batch_size_max},
+        {"min_batch_size", o->min_batch_size, 1, o->max_batch_size},
+        {"max_queued_tasks", o->max_queued_tasks > INT32_MAX ? -1 : (int64_t)o->max_queued_tasks, 1,
+         INT32_MAX},
+        {"num_handlers", o->num_handlers, 0, HANDLERS_MAX},
+        {"max_connections", o->max_connections, 1, CONNECTIONS_MAX},
+        {"max_message_bytes",
+         o->max_message_bytes > INT64_MAX ? INT64_MAX : (int64_t)o->max_message_bytes,
+         MESSAGE_BYTES_MIN, INT64_MAX - 1},
+    };
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        skep_status rc = check_range(rows[i].name, rows[i].value, rows[i].low, rows[i].high, err);
+        if (rc != SKEP_OK)
+            return rc;
+    }
+    return SKEP_OK;
+}
+
+static skep_status check_swarm_name(const char *name, struct skep_error *err)
+{
+    size_t len = name != NULL ? strlen(name) : 0;
+    char quoted[TEXT_QUOTE_BYTES];
+
+    if (len > 0 && len <= SWARM_NAME_MAX && text_is_utf8(name, len))
+        return SKEP_OK;
+    return error_set(err, SKEP_INVALID_ARGUMENT,
+                     "swarm: %s has %zu bytes, expected a name of 1 to %d bytes of UTF-8",
+                     text_quote(name != NULL ? name : "", len, quoted), len, SWARM_NAME_MAX);
+}
+
+static skep_status parse_endpoint(struct endpoint *out, const char *text, const char *name,
+                                  struct skep_error *err)
+{
+    skep_status rc;
+
+    if (text == NULL)
+        return error_set(err, SKEP_INVALID_ARGUMENT, "%s: not given, expected host:port", name);
+    rc = endpoint_parse(out, text, true, err);
+    if (rc != SKEP_OK && err != NULL)
+        error_prefix(err, "%s", name);
+    return rc;
+}
+
+static skep_status parse_endpoints(struct settings *s, const struct skep_node_options *o,
+                                   struct skep_error *err)
+{
+    skep_status rc = parse_endpoint(&s->listen, o->listen, "listen", err);
+
+    if (rc != SKEP_OK)
+        return rc;
+    if (o->dht_listen != NULL) {
+        rc = parse_endpoint(&s->dht_listen, o->dht_listen, "dht_listen", err);
+        if (rc != SKEP_OK)
+            return rc;
+    } else {
+        s->dht_listen = s->listen;
+        s->dht_listen.port = 0;
+    }
+    if (o->announce == NULL)
+        return SKEP_OK;
+    s->has_announce = true;
+    rc = parse_endpoint(&s->announce, o->announce, "announce", err);
+    if (rc == SKEP_OK && endpoint_is_unspecified(&s->announce))
+        rc = error_set(err, SKEP_INVALID_ARGUMENT,
+                       "announce: %s is no address others can dial, expected this machine's own",
+                       o->announce);
+    return rc;
+}
+
+static skep_status copy_text(char **out, const char *text, struct skep_error *err)
+{
+    if (text == NULL)
+        return SKEP_OK;
+    *out = mem_strdup(text);
+    return *out != NULL ? SKEP_OK : error_no_memory(err, "option", strlen(text) + 1);
+}
+
+static skep_status copy_texts(struct settings *s, const struct skep_node_options *o,
+                              struct skep_error *err)
+{
+    skep_status rc = copy_text(&s->swarm, o->swarm, err);
+
+    if (rc == SKEP_OK)
+        rc = copy_text(&s->peers_file, o->peers_file, err);
+    if (rc == SKEP_OK)
+        rc = copy_text(&s->identity_path, o->identity, err);
+    if (rc != SKEP_OK || o->initial_peer_count == 0)
+        return rc;
+    s->initial_peers = mem_calloc(o->initial_peer_count, sizeof(char *));
+    if (s->initial_peers == NULL)
+        return error_no_memory(err, "initial_peers", o->initial_peer_count * sizeof(char *));
+    for (; s->initial_peer_count < o->initial_peer_count && rc == SKEP_OK; s->initial_peer_count++)
+        rc = copy_text(&s->initial_peers[s->initial_peer_count],
+                       o->initial_peers[s->initial_peer_count], err);
+    return rc;
+}
+
+static skep_status take_identity(struct settings *s, struct skep_error *err)
+{
+    skep_status rc = identity_system_init(err);
+
+    if (rc != SKEP_OK)
+        return rc;
+    if (s->identity_path == NULL) {
+        rc = identity_generate(&s->identity, err);
+    } else {
+        rc = identity_load_or_create(&s->identity, s->identity_path, err);
+        if (rc == SKEP_OK)
+            rc = identity_lock(s->identity_path, &s->identity_lock, err);
+    }
+    if (rc == SKEP_OK)
+        peer_id_hex(s->identity.peer_id, s->peer_id);
+    return rc;
+}
+
+skep_status settings_init(struct settings *s, const struct skep_node_options *options,
+                          struct skep_error *err)
+{
+    struct skep_node_options *o = &s->options;
+    skep_status rc;
+
+    memset(s, 0, sizeof(*s));
+    s->identity_lock = -1;
+    skep_node_options_init(o);
+    if (options->size == 0 || options->size > sizeof(*o))
+        return error_set(err, SKEP_INVALID_ARGUMENT,
+                         "node options: size %zu, expected at most %zu: use "
+                         "skep_node_options_init() of this library",
+                         options->size, sizeof(*o));
+    memcpy(o, options, options->size);
+
+    rc = check_numbers(o, err);
+    if (rc == SKEP_OK)
+        rc = check_swarm_name(o->swarm, err);
+    if (rc == SKEP_OK)
+        rc = parse_endpoints(s, o, err);
+    if (rc == SKEP_OK)
+        rc = copy_texts(s, o, err);
+    if (rc == SKEP_OK)
+        rc = take_identity(s, err);
+    if (rc == SKEP_OK && o->swarm_key != NULL) {
+        rc = swarm_key_load(&s->swarm_key, o->swarm_key, err);
+        s->has_swarm_key = rc == SKEP_OK;
+    }
+    if (rc != SKEP_OK)
+        settings_fini(s);
+    return rc;
+}
+
+void settings_unlock(struct settings *s)
+{
+    if (s->identity_lock >= 0)
+        identity_unlock(s->identity_path, s->identity_lock);
+    s->identity_lock = -1;
+}
+
+void settings_fini(struct settings *s)
+{
+    settings_unlock(s);
+    identity_wipe(&s->identity);
+    swarm_key_wipe(&s->swarm_key);
+    for (size_t i = 0; i < s->initial_peer_count; i++)
+        mem_free(s->initial_peers[i]);
+    mem_free(s->initial_peers);
+    s->initial_peers = NULL;
+    s->initial_peer_count = 0;
+    mem_free(s->swarm);
+    mem_free(s->peers_file);
+    mem_free(s->identity_path);
+    s->swarm = s->peers_file = s->identity_path = NULL;
+}

@@ -1,0 +1,363 @@
+/* Bringing a node up, in the order that the descriptors of OpenDHT demand: the DHT first. */
+#include "node/node_internal.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/fd.h"
+#include "base/log.h"
+#include "node/memory.h"
+#include "node/pattern.h"
+
+#ifndef SKEP_VERSION
+#define SKEP_VERSION "0.1.0"
+#endif
+
+enum {
+    JOIN_WAIT_MS = 10000,   /* before UIDs of a pattern are chosen */
+    LOOKUP_WAIT_MS = 10000, /* whether they are taken */
+    CONNECTIONS_PER_ADDRESS_MIN = 16,
+};
+
+static skep_status join_swarm(struct skep_node *node, struct skep_error *err)
+{
+    struct settings *s = &node->settings;
+    struct swarm_config config = {
+        .name = s->swarm,
+        .key = s->has_swarm_key ? &s->swarm_key : NULL,
+        .identity = &s->identity,
+        .dht_listen = s->dht_listen,
+        .initial_peers = (const char *const *)s->initial_peers,
+        .initial_peer_count = s->initial_peer_count,
+        .peers_file = s->peers_file,
+    };
+
+    if (s->options.no_dht)
+        return SKEP_OK;
+    return swarm_join(&config, &node->swarm, err);
+}
+
+/* --- patterns ------------------------------------------------------------------------------ */
+
+static bool is_added(const struct skep_node *node, const char *uid)
+{
+    for (size_t i = 0; i < node->expert_count; i++)
+        if (strcmp(node->experts[i]->uid, uid) == 0)
+            return true;
+    return false;
+}
+
+/* Taken: added here, or known to the DHT, or maybe known: a lookup that got no answer in time does
+ * not make a UID free. */
+static skep_status find_taken(void *arg, const char *const *uids, size_t count, bool *taken,
+                              struct skep_error *err)
+{
+    struct skep_node *node = arg;
+    struct lookup_result *results = NULL;
+    skep_status rc = SKEP_OK;
+
+    for (size_t i = 0; i < count; i++)
+        taken[i] = is_added(node, uids[i]);
+    if (node->swarm == NULL || swarm_peer_count(node->swarm) == 0)
+        return SKEP_OK;
+    results = mem_calloc(count, sizeof(*results));
+    if (results == NULL)
+        return error_no_memory(err, "pattern", count * sizeof(*results));
+    rc = directory_get_wait(swarm_directory(node->swarm), uids, count, DIRECTORY_FRESH,
+                            clock_deadline_us(LOOKUP_WAIT_MS), results, err);
+    for (size_t i = 0; i < count && rc == SKEP_OK; i++)
+        if (results[i].status != SKEP_NOT_FOUND && results[i].status != SKEP_UNAVAILABLE)
+            taken[i] = true;
+    mem_free(results);
+    return rc;
+}
+
+static skep_status add_wish(struct skep_node *node, const struct pattern_wish *wish,
+                            struct skep_error *err)
+{
+    char(*uids)[UID_BYTES] = mem_calloc(wish->count, UID_BYTES);
+    skep_status rc;
+
+    if (uids == NULL)
+        return error_no_memory(err, "pattern", wish->count);
+    rc = pattern_choose(&wish->pattern, wish->count, find_taken, node, uids, err);
+    for (size_t i = 0; i < wish->count && rc == SKEP_OK; i++) {
+        struct skep_expert_options options = wish->options;
+
+        options.seed = skep_expert_seed(wish->options.seed, uids[i]);
+        rc = node_add_hosted(node, uids[i], &options, err);
+    }
+    mem_free(uids);
+    return rc;
+}
+
+static skep_status add_wishes(struct skep_node *node, struct skep_error *err)
+{
+    skep_status rc = SKEP_OK;
+
+    if (node->wishes == NULL)
+        return SKEP_OK;
+    if (node->swarm != NULL && !swarm_wait_joined(node->swarm, clock_deadline_us(JOIN_WAIT_MS)))
+        log_warn("node: no peer has answered in %d s; UIDs are chosen without asking which are "
+                 "taken",
+                 JOIN_WAIT_MS / 1000);
+    for (const struct pattern_wish *w = node->wishes; w != NULL && rc == SKEP_OK; w = w->next)
+        rc = add_wish(node, w, err);
+    return rc;
+}
+
+/* --- experts and their runtime ------------------------------------------------------------- */
+
+static int by_uid(const void *a, const void *b)
+{
+    return strcmp((*(struct hosted *const *)a)->uid, (*(struct hosted *const *)b)->uid);
+}
+
+static void on_expert_changed(void *arg)
+{
+    struct skep_node *node = arg;
+
+    pthread_mutex_lock(&node->parts);
+    if (node->handler != NULL)
+        handler_refresh(node->handler);
+    pthread_mutex_unlock(&node->parts);
+}
+
+static skep_status open_experts(struct skep_node *node, struct skep_error *err)
+{
+    const struct skep_node_options *o = &node->settings.options;
+    struct hosted_limits limits = {
+        .max_batch_size = o->max_batch_size,
+        .min_batch_size = o->min_batch_size,
+        .batch_timeout_us = (uint64_t)o->batch_timeout_ms * 1000,
+        .stall_timeout_us = (uint64_t)o->stall_timeout_ms * 1000,
+        .max_queued_tasks = o->max_queued_tasks,
+    };
+    uint64_t available = memory_available();
+    skep_status rc =
+        memory_check(node->experts, node->expert_count, o->max_batch_size, available, err);
+
+    if (rc == SKEP_OK)
+        rc = runtime_new(&node->runtime, err);
+    if (rc != SKEP_OK)
+        return rc;
+    runtime_limit_queue(node->runtime,
+                        o->max_queued_bytes > 0 ? o->max_queued_bytes : available / 4);
+    if (node->expert_count > 1)
+        qsort(node->experts, node->expert_count, sizeof(node->experts[0]), by_uid);
+    for (size_t i = 0; i < node->expert_count && rc == SKEP_OK; i++) {
+        node->experts[i]->changed = on_expert_changed;
+        node->experts[i]->changed_arg = node;
+        rc = hosted_open(node->experts[i], node->runtime, &limits, err);
+    }
+    if (rc == SKEP_OK)
+        rc = runtime_start(node->runtime, err);
+    return rc;
+}
+
+/* --- serving ------------------------------------------------------------------------------- */
+
+static unsigned io_threads(unsigned wanted)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+
+    if (wanted > 0)
+        return wanted;
+    /* Two cores are best spent on one thread of I/O and one of compute. */
+    return cores > 2 ? 2 : 1;
+}
+
+static void fill_stats(void *arg, struct skep_node_stats *out)
+{
+    skep_node_stats(arg, out);
+}
+
+static skep_status open_service(struct skep_node *node, struct skep_error *err)
+{
+    const struct settings *s = &node->settings;
+    struct dial_back_config dial_back = {
+        .identity = &s->identity,
+        .psk = s->has_swarm_key ? s->swarm_key.psk : NULL,
+        .plaintext = s->options.insecure_plaintext,
+        .swarm = s->swarm,
+    };
+    skep_status rc = once_new(NULL, &node->once, err);
+
+    if (rc == SKEP_OK)
+        rc = dial_back_new(&dial_back, &node->dial_back, err);
+    node->service = (struct service){
+        .experts = node->experts,
+        .expert_count = node->expert_count,
+        .max_batch_size = s->options.max_batch_size,
+        .detect_anomalies = s->options.detect_anomalies,
+        .once = node->once,
+        .dial_back = node->dial_back,
+        .stats = fill_stats,
+        .stats_arg = node,
+    };
+    return rc;
+}
+
+static skep_status open_server(struct skep_node *node, struct skep_error *err)
+{
+    const struct settings *s = &node->settings;
+    unsigned max_connections = s->options.max_connections;
+    struct server_config config = {
+        .listen = s->listen,
+        .io_threads = io_threads(s->options.num_handlers),
+        .max_connections = max_connections,
+        .max_connections_per_address = max_connections / 4 > CONNECTIONS_PER_ADDRESS_MIN
+                                           ? max_connections / 4
+                                           : CONNECTIONS_PER_ADDRESS_MIN,
+        .identity = &s->identity,
+        .psk = s->has_swarm_key ? s->swarm_key.psk : NULL,
+        .plaintext = s->options.insecure_plaintext,
+        .swarm = s->swarm,
+        .limits = session_default_limits,
+        .handlers = service_handlers,
+        .arg = &node->service,
+    };
+    struct server *server = NULL;
+    skep_status rc;
+
+    config.limits.message.max_message_bytes = s->options.max_message_bytes;
+    rc = server_new(&config, &server, err);
+    pthread_mutex_lock(&node->parts); /* its I/O threads may ask for stats already */
+    node->server = server;
+    pthread_mutex_unlock(&node->parts);
+    return rc;
+}
+
+static void set_facts(struct skep_node *node)
+{
+    struct settings *s = &node->settings;
+    struct endpoint dht = s->dht_listen;
+
+    server_endpoint(node->server, &node->announce.bound);
+    node->port = node->announce.bound.port;
+    endpoint_format(&node->announce.bound, node->endpoint);
+    node->announce.wish = s->has_announce ? &s->announce : NULL;
+    if (node->swarm == NULL)
+        return;
+    node->announce.loopback_allowed = swarm_record(node->swarm)->loopback;
+    node->dht_port = swarm_dht_port(node->swarm);
+    dht.port = node->dht_port;
+    if (endpoint_is_unspecified(&dht)) {
+        if (s->has_announce)
+            dht = (struct endpoint){.port = dht.port};
+        if (s->has_announce)
+            memcpy(dht.host, s->announce.host, sizeof(dht.host));
+        else
+            node_local_host(strchr(s->dht_listen.host, ':') != NULL, dht.host, sizeof(dht.host));
+    }
+    endpoint_format(&dht, node->initial_peer);
+}
+
+/* --- publishing ---------------------------------------------------------------------------- */
+
+static bool expert_load(void *arg, const char *uid, struct record_load *out)
+{
+    struct skep_node *node = arg;
+    struct hosted *hosted = service_find(&node->service, uid);
+
+    return hosted != NULL && hosted_load(hosted, out);
+}
+
+static bool ask_peers(void *arg, bool v6, struct endpoint *out)
+{
+    return runner_public_address(swarm_runner(arg), v6, out);
+}
+
+static uint32_t features(const struct settings *s)
+{
+    uint32_t bits = 0;
+
+    if (noise_cipher_available(NOISE_AESGCM))
+        bits |= RECORD_FEATURE_AES_GCM;
+    if (s->options.insecure_plaintext)
+        bits |= RECORD_FEATURE_PLAINTEXT;
+    return bits;
+}
+
+static skep_status open_handler(struct skep_node *node, struct skep_error *err)
+{
+    struct handler_config config = {
+        .swarm = node->swarm,
+        .update_period_s = node->settings.options.update_period_s,
+        .features = features(&node->settings),
+        .version = SKEP_VERSION,
+        .expert_load = expert_load,
+        .arg = node,
+    };
+    struct handler_expert *experts;
+    struct handler *handler = NULL;
+    skep_status rc;
+
+    if (node->swarm == NULL)
+        return SKEP_OK;
+    experts = mem_calloc(node->expert_count, sizeof(*experts));
+    if (experts == NULL)
+        return error_no_memory(err, "experts", node->expert_count * sizeof(*experts));
+    for (size_t i = 0; i < node->expert_count; i++) {
+        experts[i].uid = node->experts[i]->uid;
+        experts[i].cls = expert_class_name(node->experts[i]->expert);
+        memcpy(experts[i].schema_digest, node->experts[i]->schema_digest,
+               sizeof(experts[i].schema_digest));
+    }
+    config.endpoint_count =
+        announce_pick(&node->announce, ask_peers, node->swarm, config.endpoints);
+    node->is_announced = config.endpoint_count > 0;
+    if (!node->is_announced)
+        log_warn(announce_must_ask(&node->announce)
+                     ? "node: published once another peer tells our address; --announce says it "
+                       "without waiting"
+                     : "node: listens on loopback in a swarm that is not: nothing is published; "
+                       "use --announce or another --listen");
+    rc = handler_new(&config, experts, node->expert_count, &handler, err);
+    mem_free(experts);
+    pthread_mutex_lock(&node->parts);
+    node->handler = handler;
+    pthread_mutex_unlock(&node->parts);
+    return rc;
+}
+
+size_t node_announce(struct skep_node *node)
+{
+    struct endpoint endpoints[ANNOUNCE_MAX];
+    size_t count = announce_pick(&node->announce, ask_peers, node->swarm, endpoints);
+    char text[ENDPOINT_TEXT_BYTES];
+
+    if (count == 0)
+        return 0;
+    if (!node->is_announced)
+        log_info("node: other peers see us at %s", endpoint_format(&endpoints[0], text));
+    node->is_announced = true;
+    handler_set_endpoints(node->handler, endpoints, count);
+    return count;
+}
+
+skep_status node_bring_up(struct skep_node *node, struct skep_error *err)
+{
+    skep_status rc;
+
+    fd_raise_limit();
+    node->started_us = clock_mono_us();
+    rc = join_swarm(node, err);
+    if (rc == SKEP_OK)
+        rc = add_wishes(node, err);
+    if (rc == SKEP_OK)
+        rc = open_experts(node, err);
+    if (rc == SKEP_OK)
+        rc = open_service(node, err);
+    if (rc == SKEP_OK)
+        rc = open_server(node, err);
+    if (rc != SKEP_OK)
+        return rc;
+    set_facts(node);
+    return open_handler(node, err);
+}

@@ -1,0 +1,291 @@
+/* Parts of a node that need no network: what it announces, how it chooses UIDs, memory, options. */
+#include "unit.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "node/announce.h"
+#include "node/memory.h"
+#include "node/pattern.h"
+#include "node/settings.h"
+
+/* --- announce ------------------------------------------------------------------------------ */
+
+struct seen {
+    const char *v4, *v6;
+};
+
+static bool ask(void *arg, bool v6, struct endpoint *out)
+{
+    const struct seen *seen = arg;
+    const char *host = v6 ? seen->v6 : seen->v4;
+
+    if (host == NULL)
+        return false;
+    *out = (struct endpoint){.port = 4222};
+    snprintf(out->host, sizeof(out->host), "%s", host);
+    return true;
+}
+
+static struct endpoint endpoint_of(const char *text)
+{
+    struct endpoint e;
+
+    assert_int_equal(endpoint_parse(&e, text, true, NULL), SKEP_OK);
+    return e;
+}
+
+/* What is announced, as text with spaces between; "" if nothing. */
+static const char *announced(const char *wish, const char *bound, bool loopback, struct seen seen)
+{
+    static char text[2 * ENDPOINT_TEXT_BYTES];
+    struct endpoint wished;
+    struct announce_input input = {.bound = endpoint_of(bound), .loopback_allowed = loopback};
+    struct endpoint out[ANNOUNCE_MAX];
+    size_t used = 0;
+
+    if (wish != NULL) {
+        wished = endpoint_of(wish);
+        input.wish = &wished;
+    }
+    size_t count = announce_pick(&input, ask, &seen, out);
+    text[0] = '\0';
+    for (size_t i = 0; i < count; i++) {
+        char one[ENDPOINT_TEXT_BYTES];
+
+        used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%s", i > 0 ? " " : "",
+                                 endpoint_format(&out[i], one));
+    }
+    return text;
+}
+
+static void endpoint_announced_follows_the_rule(void **state)
+{
+    (void)state;
+    const struct seen none = {0};
+    const struct seen both = {"192.0.2.7", "2001:db8::7"};
+
+    /* What a person says wins; its open port is the bound one. */
+    assert_string_equal(announced("node.example:*", "0.0.0.0:9000", false, both),
+                        "node.example:9000");
+    assert_string_equal(announced("192.0.2.1:80", "127.0.0.1:9000", false, none), "192.0.2.1:80");
+    /* Then what is listened on. */
+    assert_string_equal(announced(NULL, "192.0.2.9:9000", false, both), "192.0.2.9:9000");
+    assert_string_equal(announced(NULL, "127.0.0.1:9000", true, both), "127.0.0.1:9000");
+    assert_string_equal(announced(NULL, "127.0.0.1:9000", false, both), "");
+    /* Then what others see, with our own port. */
+    assert_string_equal(announced(NULL, "0.0.0.0:9000", false, both), "192.0.2.7:9000");
+    assert_string_equal(announced(NULL, "[::]:9000", false, both),
+                        "192.0.2.7:9000 [2001:db8::7]:9000");
+    assert_string_equal(announced(NULL, "0.0.0.0:9000", false, none), "");
+}
+
+static void unusable_addresses_seen_by_others_are_not_announced(void **state)
+{
+    (void)state;
+    const char *bad[] = {"", "0.0.0.0", "::", "127.0.0.1"};
+
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        assert_string_equal(announced(NULL, "0.0.0.0:9000", false, (struct seen){bad[i], NULL}),
+                            "");
+    assert_string_equal(announced(NULL, "0.0.0.0:9000", true, (struct seen){"127.0.0.1", NULL}),
+                        "127.0.0.1:9000");
+}
+
+/* --- patterns ------------------------------------------------------------------------------ */
+
+struct grid {
+    bool taken[64];
+    size_t asked;
+};
+
+static skep_status is_taken(void *arg, const char *const *uids, size_t count, bool *taken,
+                            struct skep_error *err)
+{
+    struct grid *grid = arg;
+
+    (void)err;
+    for (size_t i = 0; i < count; i++) {
+        struct uid uid;
+
+        assert_int_equal(uid_parse(&uid, uids[i], NULL), SKEP_OK);
+        assert_true(uid.coords[0] < 8 && uid.coords[1] < 8);
+        taken[i] = grid->taken[uid.coords[0] * 8 + uid.coords[1]];
+        grid->asked++;
+    }
+    return SKEP_OK;
+}
+
+static void last_free_uids_are_found_without_repetition(void **state)
+{
+    (void)state;
+    struct uid_pattern pattern;
+    struct grid grid = {0};
+    char uids[64][UID_BYTES];
+    struct skep_error err;
+
+    assert_int_equal(uid_pattern_parse(&pattern, "ffn.[0:8].[0:8]", NULL), SKEP_OK);
+    for (int i = 0; i < 64; i++)
+        grid.taken[i] = i % 4 != 0; /* 16 are free */
+    assert_int_equal(pattern_choose(&pattern, 16, is_taken, &grid, uids, &err), SKEP_OK);
+    for (int i = 0; i < 16; i++)
+        for (int k = 0; k < i; k++)
+            assert_string_not_equal(uids[i], uids[k]);
+    assert_int_equal(pattern_choose(&pattern, 17, is_taken, &grid, uids, &err),
+                     SKEP_RESOURCE_EXHAUSTED);
+    assert_non_null(strstr(err.message, "16 of 64"));
+}
+
+static void whole_grid_can_be_chosen(void **state)
+{
+    (void)state;
+    struct uid_pattern pattern;
+    struct grid grid = {0};
+    char uids[64][UID_BYTES];
+
+    assert_int_equal(uid_pattern_parse(&pattern, "ffn.[0:8].[0:8]", NULL), SKEP_OK);
+    assert_int_equal(pattern_choose(&pattern, 64, is_taken, &grid, uids, NULL), SKEP_OK);
+    assert_int_equal(grid.asked, 64);
+    for (int i = 0; i < 64; i++)
+        for (int k = 0; k < i; k++)
+            assert_string_not_equal(uids[i], uids[k]);
+}
+
+/* --- memory -------------------------------------------------------------------------------- */
+
+static void experts_that_cannot_fit_are_refused_with_figures(void **state)
+{
+    (void)state;
+    struct skep_expert_options options;
+    struct hosted *hosted;
+    struct skep_error err;
+    uint64_t peak;
+
+    skep_expert_options_init(&options);
+    options.cls = "nop";
+    options.hidden_dim = 1024;
+    assert_int_equal(hosted_new("t.1", &options, &hosted, NULL), SKEP_OK);
+    assert_int_equal(hosted_row_bytes(hosted), 2 * 1024 * 4);
+    peak = memory_peak(&hosted, 1, 1000);
+    assert_true(peak >= 1000 * 2 * 1024 * 4);
+    assert_int_equal(memory_check(&hosted, 1, 1000, peak, &err), SKEP_OK);
+    assert_int_equal(memory_check(&hosted, 1, 1000, peak - 1, &err), SKEP_RESOURCE_EXHAUSTED);
+    assert_non_null(strstr(err.message, "max_batch_size"));
+    assert_int_equal(memory_peak(&hosted, 1, INT64_MAX), UINT64_MAX);
+    assert_true(memory_available() > 0);
+    hosted_free(hosted);
+}
+
+/* --- options ------------------------------------------------------------------------------- */
+
+static void refuse(const struct skep_node_options *options, skep_status status, const char *part)
+{
+    struct settings settings;
+    struct skep_error err;
+
+    assert_int_equal(settings_init(&settings, options, &err), status);
+    if (strstr(err.message, part) == NULL)
+        fail_msg("\"%s\" does not name \"%s\"", err.message, part);
+}
+
+static void bad_options_are_named(void **state)
+{
+    (void)state;
+    struct skep_node_options good;
+    struct skep_node_options o;
+    char long_name[200];
+
+    skep_node_options_init(&good);
+#define REFUSED(field, value, part)                                                                \
+    do {                                                                                           \
+        o = good;                                                                                  \
+        o.field = value;                                                                           \
+        refuse(&o, SKEP_INVALID_ARGUMENT, part);                                                   \
+    } while (0)
+    REFUSED(listen, "127.0.0.1", "listen");
+    REFUSED(listen, NULL, "listen");
+    REFUSED(dht_listen, "x:99999", "dht_listen");
+    REFUSED(announce, "0.0.0.0:80", "announce");
+    REFUSED(announce, "a b:80", "announce");
+    REFUSED(swarm, "", "swarm");
+    REFUSED(update_period_s, 0, "update_period: 0");
+    REFUSED(update_period_s, 1801, "1801");
+    REFUSED(max_batch_size, 0, "max_batch_size");
+    REFUSED(min_batch_size, 5000, "min_batch_size: 5000, expected 1 to 4096");
+    REFUSED(max_queued_tasks, 0, "max_queued_tasks");
+    REFUSED(max_connections, 0, "max_connections");
+    REFUSED(max_message_bytes, 1, "max_message_bytes");
+    REFUSED(num_handlers, 1000, "num_handlers");
+    REFUSED(size, 0, "size");
+    REFUSED(size, sizeof(o) + 8, "size");
+    memset(long_name, 'x', sizeof(long_name) - 1);
+    long_name[sizeof(long_name) - 1] = '\0';
+    REFUSED(swarm, long_name, "199 bytes");
+#undef REFUSED
+}
+
+static void identity_files_are_checked_and_locked(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/skep-test-XXXXXX";
+    char path[64];
+    char lock_path[80];
+    struct skep_node_options o;
+    struct settings first;
+    struct settings again;
+    char peer_id[PEER_ID_HEX_BYTES];
+
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof(path), "%s/node.key", folder);
+    snprintf(lock_path, sizeof(lock_path), "%s.lock", path);
+    skep_node_options_init(&o);
+    o.identity = path;
+    assert_int_equal(settings_init(&first, &o, NULL), SKEP_OK);
+    memcpy(peer_id, first.peer_id, sizeof(peer_id));
+    refuse(&o, SKEP_FAILED_PRECONDITION, path);
+    settings_fini(&first);
+
+    assert_int_equal(settings_init(&again, &o, NULL), SKEP_OK);
+    assert_string_equal(again.peer_id, peer_id);
+    settings_fini(&again);
+
+    assert_int_equal(chmod(path, 0644), 0);
+    refuse(&o, SKEP_PERMISSION_DENIED, "chmod");
+    assert_int_equal(chmod(path, 0600), 0);
+    assert_int_equal(truncate(path, 10), 0);
+    refuse(&o, SKEP_DATA_LOSS, path);
+    o.identity = NULL;
+    o.swarm_key = "/nonexistent/swarm.key";
+    refuse(&o, SKEP_NOT_FOUND, "/nonexistent/swarm.key");
+    unlink(path);
+    unlink(lock_path);
+    rmdir(folder);
+}
+
+static void seeds_differ_by_uid_and_repeat(void **state)
+{
+    (void)state;
+    assert_true(skep_expert_seed(7, "ffn.1") == skep_expert_seed(7, "ffn.1"));
+    assert_true(skep_expert_seed(7, "ffn.1") != skep_expert_seed(7, "ffn.2"));
+    assert_true(skep_expert_seed(7, "ffn.1") != skep_expert_seed(8, "ffn.1"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(endpoint_announced_follows_the_rule),
+        cmocka_unit_test(unusable_addresses_seen_by_others_are_not_announced),
+        cmocka_unit_test(last_free_uids_are_found_without_repetition),
+        cmocka_unit_test(whole_grid_can_be_chosen),
+        cmocka_unit_test(experts_that_cannot_fit_are_refused_with_figures),
+        cmocka_unit_test(bad_options_are_named),
+        cmocka_unit_test(identity_files_are_checked_and_locked),
+        cmocka_unit_test(seeds_differ_by_uid_and_repeat),
+    };
+    return cmocka_run_group_tests_name("node_parts", tests, NULL, NULL);
+}
