@@ -169,10 +169,11 @@ static bool on_edit(void *arg, const uint8_t key[OPENDHT_EXT_KEY_BYTES], uint64_
 }
 
 /*
- * OpenDHT's own limits (1,600 requests a second in all, an eighth of that from one address) lose
- * packets when several nodes share an address and one of them looks things up in bulk: 64 gets in
- * flight at 1 ms each are some 64,000 requests a second at worst. docs/decisions.md has the
- * figures.
+ * Requests a second, in all and from one address. OpenDHT's own limits lose packets when nodes
+ * share an address and one looks things up in bulk. Measured with ten nodes on one host, 4,000
+ * paced puts and gets at 64 under way: 10.1 s and 7.8 s with 15 gets lost under those limits; 0.7 s
+ * each and none lost under these, the same as under none. What they still bound is the memory
+ * OpenDHT keeps for counting: eight bytes a request of the last second.
  */
 static void set_rates(struct opendht_ext_config *ext, bool unlimited)
 {
