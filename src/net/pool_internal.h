@@ -99,6 +99,7 @@ struct peer {
     struct dial dial;
     struct pool_call *first, *last; /* waiting, in order */
     unsigned waiting;
+    unsigned busy; /* functions that still use it are on the stack: it must not be freed */
     _Atomic uint64_t rtt_us; /* read by any thread, with pool->lock held */
 };
 
@@ -133,9 +134,10 @@ void pool_arm_deadlines(struct pool *pool);
 /* pool_peer.c */
 /* The peer of a target, made if need be. NULL: memory is short. */
 struct peer *pool_peer_get(struct pool *pool, const struct pool_target *target);
-/* Frees it if nothing needs it any more. */
+/* Frees it if nothing needs it any more, and no function further up the stack still uses it. */
 void pool_peer_tidy(struct peer *peer);
-/* Puts a call on the peer's connection, or in its queue, connecting if there is none. */
+/* Puts a call on the peer's connection, or in its queue, connecting if there is none. The peer may
+ * be gone after. */
 void pool_peer_submit(struct peer *peer, struct pool_call *call);
 void pool_peer_forget(struct peer *peer, struct pool_call *call); /* takes it out of the queue */
 /* Something has changed: puts waiting calls on the connection, connects if there is none and calls

@@ -255,7 +255,7 @@ static void explain_attempt(const struct link *link, struct skep_error *err)
         return;
     if (err->status == SKEP_DATA_LOSS)
         error_prefix(err, "not a Skep endpoint");
-    else if (err->status == SKEP_UNAVAILABLE)
+    else if (err->status == SKEP_UNAVAILABLE || err->status == SKEP_DEADLINE_EXCEEDED)
         error_prefix(err, "no handshake (not a Skep endpoint, or it refuses this side)");
 }
 

@@ -79,7 +79,7 @@ void pool_peer_tidy(struct peer *peer)
 {
     struct pool *pool = peer->pool;
 
-    if (peer->link != NULL || peer->dial.active || peer->waiting > 0)
+    if (peer->busy > 0 || peer->link != NULL || peer->dial.active || peer->waiting > 0)
         return;
     struct peer **at = &pool->buckets[peer->hash & pool->bucket_mask];
     pthread_mutex_lock(&pool->lock);
@@ -188,47 +188,62 @@ static enum verdict place(struct peer *peer, struct pool_call *call)
     return CALL_PLACED;
 }
 
-void pool_peer_pump(struct peer *peer)
+/* Back to where it was, at the head. */
+static void prepend(struct peer *peer, struct pool_call *call)
 {
-    while (can_take(peer) && peer->first != NULL) {
-        struct pool_call *call = peer->first;
+    call->state = CALL_WAITING;
+    call->peer = peer;
+    call->prev = NULL;
+    call->next = peer->first;
+    if (peer->first != NULL)
+        peer->first->prev = call;
+    else
+        peer->last = call;
+    peer->first = call;
+    peer->waiting++;
+}
 
-        pool_peer_forget(peer, call);
-        if (place(peer, call) == CALL_PLACED)
-            continue;
-        /* Back to where it was, at the head. */
-        call->state = CALL_WAITING;
-        call->peer = peer;
-        call->next = peer->first;
-        call->prev = NULL;
-        if (peer->first != NULL)
-            peer->first->prev = call;
-        else
-            peer->last = call;
-        peer->first = call;
-        peer->waiting++;
-        break;
-    }
+/* Connects if calls wait and nothing is there to wait for; else frees what nobody needs. */
+static void settle(struct peer *peer)
+{
+    if (--peer->busy > 0)
+        return; /* who is further up the stack sees to it */
     if (peer->link == NULL && peer->first != NULL && !peer->dial.active)
         pool_dial_start(peer, &peer->first->target);
     else
         pool_peer_tidy(peer);
 }
 
+void pool_peer_pump(struct peer *peer)
+{
+    peer->busy++;
+    while (can_take(peer) && peer->first != NULL) {
+        struct pool_call *call = peer->first;
+
+        pool_peer_forget(peer, call);
+        if (place(peer, call) == CALL_MUST_WAIT) {
+            prepend(peer, call);
+            break;
+        }
+    }
+    settle(peer);
+}
+
 void pool_peer_submit(struct peer *peer, struct pool_call *call)
 {
     struct skep_error err;
 
+    peer->busy++;
     /* First come, first served: not past those that wait for a stream. */
-    if (can_take(peer) && peer->first == NULL && place(peer, call) == CALL_PLACED)
-        return;
-    if (peer->waiting >= POOL_MAX_WAITING) {
-        error_set(&err, SKEP_RESOURCE_EXHAUSTED, "%s: %d calls to this peer are waiting already",
-                  call->headers.method, POOL_MAX_WAITING);
-        pool_call_finish(call, NULL, NULL, false, &err);
-        return;
+    if (!can_take(peer) || peer->first != NULL || place(peer, call) == CALL_MUST_WAIT) {
+        if (peer->waiting < POOL_MAX_WAITING) {
+            append(peer, call);
+        } else {
+            error_set(&err, SKEP_RESOURCE_EXHAUSTED,
+                      "%s: %d calls to this peer are waiting already", call->headers.method,
+                      POOL_MAX_WAITING);
+            pool_call_finish(call, NULL, NULL, false, &err);
+        }
     }
-    append(peer, call);
-    if (peer->link == NULL && !peer->dial.active)
-        pool_dial_start(peer, &call->target);
+    settle(peer);
 }
