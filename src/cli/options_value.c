@@ -207,6 +207,10 @@ const char *options_nearest(const char *text, const char *const *names, size_t c
             found = names[i];
         }
     }
+    /* Nothing is near by letters: someone may have expected a shorter form to do. */
+    for (size_t i = 0; found == NULL && strlen(text) >= 3 && i < count; i++)
+        if (strncmp(text, names[i], strlen(text)) == 0)
+            found = names[i];
     return found;
 }
 

@@ -1,0 +1,2 @@
+skep_unit_test(test_options MODULES cli)
+skep_unit_test(test_output MODULES cli LIBS PkgConfig::JANSSON)

@@ -1,0 +1,516 @@
+#include "unit.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+#include "cli/options.h"
+#include "cli/output.h"
+#include "tempdir.h"
+
+static skep_status check_even(const char *text, struct skep_error *err)
+{
+    if (strlen(text) % 2 == 0)
+        return SKEP_OK;
+    return error_set(err, SKEP_INVALID_ARGUMENT, "\"%s\" has an odd length", text);
+}
+
+static const struct option_spec specs[] = {
+    {.name = "swarm", .kind = OPTION_STRING, .default_text = "skep", .help = "name"},
+    {.name = "listen",
+     .kind = OPTION_ENDPOINT,
+     .any_port = true,
+     .default_text = "0.0.0.0:*",
+     .help = "where to serve requests"},
+    {.name = "announce", .kind = OPTION_ENDPOINT, .help = "endpoint to announce"},
+    {.name = "max-batch-size",
+     .kind = OPTION_INT,
+     .min = 1,
+     .max = 65536,
+     .unit = "rows",
+     .default_text = "4096",
+     .help = "most rows of one batch"},
+    {.name = "timeout", .kind = OPTION_INT, .min = 1, .max = 86400, .unit = "s", .help = "limit"},
+    {.name = "cache",
+     .kind = OPTION_INT,
+     .max = INT64_MAX,
+     .unit = "bytes",
+     .default_text = "64M",
+     .help = "size"},
+    {.name = "update-period",
+     .kind = OPTION_FLOAT,
+     .number_min = 0.5,
+     .number_max = 3600,
+     .unit = "s",
+     .default_text = "30",
+     .help = "time between two publications, which is explained in a sentence long enough that it "
+             "has to be broken into several lines of help"},
+    {.name = "optimizer",
+     .kind = OPTION_CHOICE,
+     .choices = "adam|sgd|none",
+     .default_text = "adam",
+     .help = "rule"},
+    {.name = "no-dht", .kind = OPTION_FLAG, .help = "stay alone"},
+    {.name = "initial-peers",
+     .kind = OPTION_LIST,
+     .placeholder = "HOST:PORT,...",
+     .help = "peers to join"},
+    {.name = "even", .kind = OPTION_LIST, .check = check_even, .help = "texts"},
+};
+
+static const struct option_table table = {
+    .command = "node",
+    .summary = "Runs a node.",
+    .example = "skep node --listen [::]:31330\nskep node --no-dht",
+    .specs = specs,
+    .count = OPTION_COUNT(specs),
+    .positional = "UID...",
+    .positional_min = 0,
+    .positional_max = 2,
+};
+
+/* Parses up to eight arguments behind the command's name. */
+static skep_status parse(struct options *o, const char *const *arguments, struct skep_error *err)
+{
+    static char name[] = "node";
+    char *argv[10] = {name};
+    int argc = 1;
+
+    for (; argc < 9 && arguments[argc - 1] != NULL; argc++)
+        argv[argc] = (char *)(uintptr_t)arguments[argc - 1];
+    return options_parse(o, &table, argc, argv, err);
+}
+#define ARGS(...) ((const char *const[]){__VA_ARGS__, NULL})
+#define NO_ARGS ((const char *const[]){NULL})
+
+static struct options parse_good(const char *const *arguments)
+{
+    struct options o;
+    struct skep_error err;
+
+    if (parse(&o, arguments, &err) != SKEP_OK)
+        fail_msg("%s", err.message);
+    return o;
+}
+
+static void refused(const char *const *arguments, const char *part)
+{
+    struct options o;
+    struct skep_error err = {0};
+
+    assert_int_equal(parse(&o, arguments, &err), SKEP_INVALID_ARGUMENT);
+    if (strstr(err.message, part) == NULL)
+        fail_msg("%s; expected %s", err.message, part);
+    options_free(&o);
+}
+
+static void defaults_hold_without_anything_given(void **state)
+{
+    (void)state;
+    struct options o = parse_good(NO_ARGS);
+    size_t count;
+
+    assert_string_equal(options_string(&o, "swarm"), "skep");
+    assert_string_equal(options_endpoint(&o, "listen")->host, "0.0.0.0");
+    assert_int_equal(options_endpoint(&o, "listen")->port, 0);
+    assert_null(options_endpoint(&o, "announce"));
+    assert_int_equal(options_int(&o, "max-batch-size"), 4096);
+    assert_int_equal(options_int(&o, "timeout"), 0);
+    assert_true(options_int(&o, "cache") == 64 << 20);
+    assert_true(options_float(&o, "update-period") > 29.9);
+    assert_string_equal(options_string(&o, "optimizer"), "adam");
+    assert_string_equal(options_string(&o, "log-level"), "warning");
+    assert_false(options_flag(&o, "no-dht"));
+    options_list(&o, "initial-peers", &count);
+    assert_int_equal(count, 0);
+    assert_int_equal(o.positional_count, 0);
+    assert_false(options_given(&o, "swarm"));
+    options_free(&o);
+    options_free(&o);
+    options_free(NULL);
+}
+
+static void both_spellings_on_the_command_line_are_read(void **state)
+{
+    (void)state;
+    struct options o = parse_good(
+        ARGS("--swarm=a=b", "first", "--max-batch-size", "7", "--no-dht", "--", "--second"));
+
+    assert_string_equal(options_string(&o, "swarm"), "a=b");
+    assert_int_equal(options_int(&o, "max-batch-size"), 7);
+    assert_true(options_flag(&o, "no-dht"));
+    assert_true(options_given(&o, "swarm"));
+    assert_int_equal(o.positional_count, 2);
+    assert_string_equal(o.positional[0], "first");
+    assert_string_equal(o.positional[1], "--second");
+    options_free(&o);
+}
+
+static void last_scalar_of_the_command_line_counts(void **state)
+{
+    (void)state;
+    struct options o = parse_good(ARGS("--swarm", "a", "--swarm", "b", "--no-dht=false"));
+
+    assert_string_equal(options_string(&o, "swarm"), "b");
+    assert_false(options_flag(&o, "no-dht"));
+    options_free(&o);
+}
+
+static void lists_are_repeated_and_separated_by_commas(void **state)
+{
+    (void)state;
+    struct options o = parse_good(ARGS("--initial-peers", "a:1, b:2", "--initial-peers=c:3"));
+    size_t count;
+    const char *const *peers = options_list(&o, "initial-peers", &count);
+
+    assert_int_equal(count, 3);
+    assert_string_equal(peers[0], "a:1");
+    assert_string_equal(peers[1], "b:2");
+    assert_string_equal(peers[2], "c:3");
+    assert_null(peers[3]);
+    options_free(&o);
+    refused(ARGS("--initial-peers", "a:1,"), "empty element");
+    refused(ARGS("--initial-peers", ",a:1"), "empty element");
+    refused(ARGS("--initial-peers", ""), "--initial-peers: \"\" has an empty element");
+    refused(ARGS("--even", "ab,abc"), "--even: \"abc\" has an odd length");
+}
+
+static void units_scale_numbers(void **state)
+{
+    (void)state;
+    struct options o = parse_good(ARGS("--timeout", "2m", "--cache", "3K"));
+
+    assert_int_equal(options_int(&o, "timeout"), 120);
+    assert_int_equal(options_int(&o, "cache"), 3072);
+    options_free(&o);
+    refused(ARGS("--timeout", "2000h"), "--timeout: \"2000h\", expected a whole number from 1");
+    refused(ARGS("--timeout", "2M"), "expected a whole number");
+    refused(ARGS("--max-batch-size", "2K"), "expected a whole number");
+    refused(ARGS("--cache", "9999999999G"), "expected a whole number");
+}
+
+static void wrong_values_name_option_value_and_expectation(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *arguments[3];
+        const char *part;
+    } rows[] = {
+        {{"--max-batch-size", "x"},
+         "--max-batch-size: \"x\", expected a whole number from 1 to "
+         "65536 rows"},
+        {{"--max-batch-size", "0"}, "\"0\", expected"},
+        {{"--max-batch-size", "65537"}, "\"65537\", expected"},
+        {{"--max-batch-size", "99999999999999999999"}, "expected a whole number"},
+        {{"--max-batch-size", "-1"}, "\"-1\", expected"},
+        {{"--max-batch-size", "+1"}, "expected a whole number"},
+        {{"--max-batch-size", " 1"}, "expected a whole number"},
+        {{"--max-batch-size", "1.5"}, "expected a whole number"},
+        {{"--max-batch-size="}, "\"\", expected a whole number"},
+        {{"--max-batch-size"}, "--max-batch-size: no value, expected a whole number"},
+        {{"--max-batch-size", "--no-dht"}, "--max-batch-size: no value"},
+        {{"--update-period", "0.4"},
+         "--update-period: \"0.4\", expected a number from 0.5 to "
+         "3600 s"},
+        {{"--update-period", "nan"}, "expected a number"},
+        {{"--update-period", "inf"}, "expected a number"},
+        {{"--update-period", "0x10"}, "expected a number"},
+        {{"--update-period", "1e"}, "expected a number"},
+        {{"--listen", "host"}, "--listen: endpoint \"host\": no port"},
+        {{"--listen", "host:99999"}, "out of range"},
+        {{"--announce", "host:*"}, "--announce: endpoint \"host:*\""},
+        {{"--optimizer", "ada"}, "--optimizer: \"ada\", expected one of adam|sgd|none"},
+        {{"--optimizer", "adam|sgd"}, "expected one of"},
+        {{"--no-dht=maybe"}, "--no-dht: \"maybe\", expected true or false"},
+        {{"--swarm", ""}, "--swarm: \"\", expected a text"},
+        {{"--log-level", "loud"}, "--log-level: \"loud\", expected one of error"},
+        {{"-x"}, "-x: unknown option"},
+        {{"a", "b", "c"}, "\"c\": unexpected argument, expected UID..."},
+    };
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        const char *arguments[4] = {rows[i].arguments[0], rows[i].arguments[1],
+                                    rows[i].arguments[2], NULL};
+        refused(arguments, rows[i].part);
+    }
+}
+
+static void unknown_option_suggests_the_nearest(void **state)
+{
+    (void)state;
+    refused(ARGS("--initial-peer", "a:1"),
+            "--initial-peer: unknown option, did you mean --initial-peers?");
+    refused(ARGS("--lisen=a:1"), "--lisen: unknown option, did you mean --listen?");
+    refused(ARGS("--hepl"), "did you mean --help?");
+    refused(ARGS("--max"), "did you mean --max-batch-size?");
+    struct options o;
+    struct skep_error err;
+    assert_int_equal(parse(&o, ARGS("--zzzzzzzz"), &err), SKEP_INVALID_ARGUMENT);
+    assert_null(strstr(err.message, "did you mean"));
+    assert_null(options_nearest("abc", (const char *const[]){"wxyz"}, 1));
+}
+
+static struct tempdir dir;
+
+/* Writes a configuration file and returns its path. */
+static const char *write_config(const char *text)
+{
+    static char path[512];
+    FILE *f = fopen(tempdir_file(&dir, "node.conf", path), "w");
+
+    assert_non_null(f);
+    assert_true(fputs(text, f) >= 0);
+    fclose(f);
+    return path;
+}
+
+static void command_line_wins_over_environment_over_file(void **state)
+{
+    (void)state;
+    const char *path = write_config("swarm = file\nmax-batch-size = 1\ntimeout = 1\n"
+                                    "initial-peers = f:1\n");
+
+    setenv("SKEP_MAX_BATCH_SIZE", "2", 1);
+    setenv("SKEP_TIMEOUT", "2", 1);
+    setenv("SKEP_INITIAL_PEERS", "e:1,e:2", 1);
+    setenv("SKEP_OPTIMIZER", "", 1); /* as good as unset */
+    setenv("SKEP_CONFIG", path, 1);
+    struct options o = parse_good(ARGS("--timeout", "3"));
+    size_t count;
+    assert_string_equal(options_string(&o, "swarm"), "file");
+    assert_int_equal(options_int(&o, "max-batch-size"), 2);
+    assert_int_equal(options_int(&o, "timeout"), 3);
+    assert_string_equal(options_string(&o, "optimizer"), "adam");
+    assert_string_equal(options_list(&o, "initial-peers", &count)[0], "e:1");
+    assert_int_equal(count, 2); /* lists of different sources do not mix */
+    options_free(&o);
+    setenv("SKEP_MAX_BATCH_SIZE", "many", 1);
+    refused(NO_ARGS, "SKEP_MAX_BATCH_SIZE: \"many\", expected a whole number");
+    unsetenv("SKEP_MAX_BATCH_SIZE");
+    unsetenv("SKEP_TIMEOUT");
+    unsetenv("SKEP_INITIAL_PEERS");
+    unsetenv("SKEP_OPTIMIZER");
+    unsetenv("SKEP_CONFIG");
+}
+
+static void file_has_comments_continued_lists_and_flags(void **state)
+{
+    (void)state;
+    const char *path = write_config("# a comment\n"
+                                    "; another\n"
+                                    "\n"
+                                    "swarm = my swarm   ; behind a value\r\n"
+                                    "no-dht: yes\n"
+                                    "initial-peers = a:1,\n"
+                                    "   b:2 ; behind a continued one\n");
+    struct skep_error err;
+    struct options o;
+
+    /* A comma at the end of a line is not the way to continue: each line is a list of its own. */
+    assert_int_equal(parse(&o, ARGS("--config", path), &err), SKEP_INVALID_ARGUMENT);
+    path = write_config("swarm = my swarm   ; behind a value\r\nno-dht: yes\n"
+                        "initial-peers = a:1\n   b:2, c:3 ; behind a continued one\n"
+                        "listen = [::1]:80");
+    o = parse_good(ARGS("--config", path));
+    size_t count;
+    const char *const *peers = options_list(&o, "initial-peers", &count);
+    assert_string_equal(options_string(&o, "swarm"), "my swarm");
+    assert_true(options_flag(&o, "no-dht"));
+    assert_int_equal(count, 3);
+    assert_string_equal(peers[2], "c:3");
+    assert_string_equal(options_endpoint(&o, "listen")->host, "::1");
+    options_free(&o);
+}
+
+static void mistakes_in_the_file_are_named_by_line(void **state)
+{
+    (void)state;
+    char long_line[400];
+    static const struct {
+        const char *text, *part;
+    } rows[] = {
+        {"swarm = a\nswram = b\n", "node.conf:2: \"swram\": unknown option of skep node, did you "
+                                   "mean swarm?"},
+        {"\n\nmax-batch-size = x\n", "node.conf:3: max-batch-size: \"x\", expected"},
+        {"swarm = a\nswarm = b\n", "node.conf:2: \"swarm\": is there twice"},
+        {"[node]\nswarm = a\n", "node.conf:2: in a section"},
+        {"swarm\n", "node.conf:1: not understood"},
+        {"[node\n", "node.conf:1: not understood"},
+        {"config = other\n", "node.conf:1: \"config\": unknown option"},
+        {"help = true\n", "node.conf:1: \"help\": unknown option"},
+        {"swarm =\n", "node.conf:1: swarm: \"\""},
+        {"initial-peers = a:1,,b:2\n", "node.conf:1: initial-peers: "},
+    };
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+        refused(ARGS("--config", write_config(rows[i].text)), rows[i].part);
+    memset(long_line, 'x', sizeof(long_line));
+    memcpy(long_line, "swarm = ", 8);
+    long_line[sizeof(long_line) - 1] = '\0';
+    refused(ARGS("--config", write_config(long_line)), "node.conf:1: 399 characters in a line");
+}
+
+static void unreadable_file_is_named(void **state)
+{
+    (void)state;
+    struct options o;
+    struct skep_error err;
+    char path[512];
+
+    tempdir_file(&dir, "absent", path);
+    assert_int_equal(parse(&o, ARGS("--config", path), &err), SKEP_NOT_FOUND);
+    assert_non_null(strstr(err.message, path));
+    assert_int_equal(parse(&o, ARGS("--config", dir.path), &err), SKEP_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, dir.path));
+    refused(ARGS("--config", "/dev/zero"), "/dev/zero");
+}
+
+static void required_options_and_arguments_are_asked_for(void **state)
+{
+    (void)state;
+    static const struct option_spec needed[] = {
+        {.name = "output",
+         .kind = OPTION_STRING,
+         .placeholder = "PATH",
+         .required = true,
+         .help = "where"},
+    };
+    static const struct option_table small = {
+        .command = "call",
+        .summary = "Calls.",
+        .specs = needed,
+        .count = OPTION_COUNT(needed),
+        .positional = "UID",
+        .positional_min = 1,
+        .positional_max = 1,
+    };
+    char name[] = "call", uid[] = "ffn.1", output[] = "--output=x";
+    struct options o;
+    struct skep_error err;
+
+    assert_int_equal(options_parse(&o, &small, 2, (char *[]){name, uid, NULL}, &err),
+                     SKEP_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "--output: missing, expected PATH"));
+    assert_int_equal(options_parse(&o, &small, 2, (char *[]){name, output, NULL}, &err),
+                     SKEP_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "0 arguments, expected UID"));
+    assert_int_equal(options_parse(&o, &small, 3, (char *[]){name, uid, output, NULL}, &err),
+                     SKEP_OK);
+    options_free(&o);
+}
+
+/* All of a stream's text, closed. Owned: free(). */
+static char *help_text(void)
+{
+    char *text = NULL;
+    size_t len = 0;
+    FILE *f = open_memstream(&text, &len);
+
+    assert_non_null(f);
+    options_print_help(&table, f);
+    fclose(f);
+    return text;
+}
+
+static void help_starts_with_an_example_and_tells_defaults(void **state)
+{
+    (void)state;
+    char *text = help_text();
+
+    assert_int_equal(strncmp(text, "Example:\n  skep node --listen [::]:31330\n", 41), 0);
+    assert_non_null(strstr(text, "  --listen HOST:PORT"));
+    assert_non_null(strstr(text, "(default: 0.0.0.0:*)"));
+    assert_non_null(strstr(text, "(1 to 65536 rows; default: 4096)"));
+    assert_non_null(strstr(text, "  --optimizer adam|sgd|none"));
+    assert_non_null(strstr(text, "  --config PATH"));
+    assert_non_null(strstr(text, "(default: warning)"));
+    for (const char *line = text; *line != '\0'; line += strcspn(line, "\n") + 1)
+        if (strcspn(line, "\n") > 92)
+            fail_msg("too long: %.*s", (int)strcspn(line, "\n"), line);
+    free(text);
+    struct options o = parse_good(ARGS("--help", "a", "b", "c"));
+    assert_true(o.help);
+    options_free(&o);
+}
+
+static void begin_answers_help_and_bad_usage(void **state)
+{
+    (void)state;
+    struct options o;
+    int code = -1;
+    char name[] = "node", bad[] = "--nonsense", level[] = "--log-level=error";
+    int saved = dup(STDERR_FILENO);
+    int null = open("/dev/null", O_WRONLY);
+
+    dup2(null, STDERR_FILENO);
+    bool went_on = options_begin(&o, &table, 2, (char *[]){name, bad, NULL}, &code);
+    dup2(saved, STDERR_FILENO);
+    close(saved);
+    close(null);
+    assert_false(went_on);
+    assert_int_equal(code, CLI_USAGE);
+    assert_true(options_begin(&o, &table, 2, (char *[]){name, level, NULL}, &code));
+    options_free(&o);
+}
+
+static void every_failed_allocation_is_reported(void **state)
+{
+    (void)state;
+    const char *path = write_config("swarm = a\neven = ab,cd\n");
+    long n = 1;
+
+    for (;; n++) {
+        struct options o;
+        mem_fail_at(n);
+        skep_status rc = parse(&o, ARGS("--config", path, "--initial-peers", "a:1,b:2"), NULL);
+        bool pending = mem_fail_pending();
+        mem_fail_at(0);
+        options_free(&o);
+        if (pending) {
+            assert_int_equal(rc, SKEP_OK);
+            break;
+        }
+        assert_int_equal(rc, SKEP_RESOURCE_EXHAUSTED);
+    }
+    assert_true(n > 10);
+}
+
+static int make_dir(void **state)
+{
+    (void)state;
+    tempdir_make(&dir);
+    return 0;
+}
+
+static int remove_dir(void **state)
+{
+    (void)state;
+    tempdir_remove(&dir);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(defaults_hold_without_anything_given),
+        cmocka_unit_test(both_spellings_on_the_command_line_are_read),
+        cmocka_unit_test(last_scalar_of_the_command_line_counts),
+        cmocka_unit_test(lists_are_repeated_and_separated_by_commas),
+        cmocka_unit_test(units_scale_numbers),
+        cmocka_unit_test(wrong_values_name_option_value_and_expectation),
+        cmocka_unit_test(unknown_option_suggests_the_nearest),
+        cmocka_unit_test(command_line_wins_over_environment_over_file),
+        cmocka_unit_test(file_has_comments_continued_lists_and_flags),
+        cmocka_unit_test(mistakes_in_the_file_are_named_by_line),
+        cmocka_unit_test(unreadable_file_is_named),
+        cmocka_unit_test(required_options_and_arguments_are_asked_for),
+        cmocka_unit_test(help_starts_with_an_example_and_tells_defaults),
+        cmocka_unit_test(begin_answers_help_and_bad_usage),
+        cmocka_unit_test(every_failed_allocation_is_reported),
+    };
+    return cmocka_run_group_tests_name("options", tests, make_dir, remove_dir);
+}
