@@ -8,7 +8,10 @@
 #include <stddef.h>
 
 /* X(function, "name", "summary in the list of commands"), in the order of the list. */
-#define CLI_COMMANDS(X) X(cmd_keygen, "keygen", "make the key file of a node or a private swarm")
+#define CLI_COMMANDS(X)                                                                            \
+    X(cmd_find, "find", "look experts up by UID")                                                  \
+    X(cmd_call, "call", "call an expert: forward, backward, or show its schema")                   \
+    X(cmd_keygen, "keygen", "make the key file of a node or a private swarm")
 
 struct cli_command {
     const char *name;

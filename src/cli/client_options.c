@@ -1,0 +1,39 @@
+/* Clients of the command line. */
+#include "cli/client_options.h"
+
+#include <string.h>
+
+#include "base/endpoint.h"
+#include "cli/output.h"
+
+int client_from_options(const char *command, const struct options *o, bool direct,
+                        struct skep_client **out)
+{
+    struct skep_client_options options;
+    struct skep_error err = {0};
+    char dht_listen[ENDPOINT_TEXT_BYTES];
+    uint32_t timeout_ms = (uint32_t)options_int(o, "timeout");
+
+    *out = NULL;
+    skep_client_options_init(&options);
+    options.initial_peers = options_list(o, "initial-peers", &options.initial_peer_count);
+    options.swarm = options_string(o, "swarm");
+    options.swarm_key_path = options_string(o, "swarm-key");
+    options.identity_path = options_string(o, "identity");
+    options.insecure_plaintext = options_flag(o, "insecure-plaintext");
+    options.timeout_ms = timeout_ms;
+    options.no_dht = direct;
+    if (options_endpoint(o, "dht-listen") != NULL)
+        options.dht_listen = endpoint_format(options_endpoint(o, "dht-listen"), dht_listen);
+    if (!direct && options.initial_peer_count == 0)
+        return cli_usage_error(command, "--initial-peers is needed: the DHT peers to ask");
+
+    skep_status rc = skep_client_new(&options, out, &err);
+    if (rc == SKEP_OK && !direct)
+        rc = skep_client_wait_joined(*out, timeout_ms, &err);
+    if (rc == SKEP_OK)
+        return CLI_DONE;
+    skep_client_free(*out);
+    *out = NULL;
+    return cli_fail(command, &err);
+}

@@ -1,0 +1,54 @@
+/* The options by which every client command reaches a swarm, and the client made from them. */
+#ifndef SKEP_CLI_CLIENT_OPTIONS_H
+#define SKEP_CLI_CLIENT_OPTIONS_H
+
+#include <skep/client.h>
+#include "cli/options.h"
+
+/* Rows for a command's own table of options. */
+#define CLIENT_OPTION_SPECS                                                                        \
+    {.name = "initial-peers",                                                                      \
+     .kind = OPTION_LIST,                                                                          \
+     .placeholder = "HOST:PORT,...",                                                               \
+     .help = "DHT peers of the swarm to join by"},                                                 \
+        {.name = "swarm",                                                                          \
+         .kind = OPTION_STRING,                                                                    \
+         .placeholder = "NAME",                                                                    \
+         .default_text = "skep",                                                                   \
+         .help = "name of the swarm"},                                                             \
+        {.name = "swarm-key",                                                                      \
+         .kind = OPTION_STRING,                                                                    \
+         .placeholder = "PATH",                                                                    \
+         .help = "key file of a private swarm"},                                                   \
+        {.name = "identity",                                                                       \
+         .kind = OPTION_STRING,                                                                    \
+         .placeholder = "PATH",                                                                    \
+         .help = "key file to call with, made if missing; without it a new identity"},             \
+        {.name = "dht-listen",                                                                     \
+         .kind = OPTION_ENDPOINT,                                                                  \
+         .any_port = true,                                                                         \
+         .help = "UDP endpoint of this peer in the DHT; without it any port"},                     \
+        {.name = "timeout",                                                                        \
+         .kind = OPTION_INT,                                                                       \
+         .min = 1,                                                                                 \
+         .max = 3600000,                                                                           \
+         .unit = "ms",                                                                             \
+         .default_text = "10s",                                                                    \
+         .help = "for joining, and for what is asked then"},                                       \
+        {.name = "insecure-plaintext",                                                             \
+         .kind = OPTION_FLAG,                                                                      \
+         .help = "no encryption; only for nodes started with the same option"},                    \
+    {                                                                                              \
+        .name = "json", .kind = OPTION_FLAG, .help = "print JSON for programs"                     \
+    }
+
+/*
+ * Starts a client from these options. With `direct` it does not join the DHT; otherwise it needs
+ * initial peers and has joined, within the timeout, when this returns.
+ * @param out  owned: skep_client_free().
+ * @return CLI_DONE, or the exit code after having said what was wrong.
+ */
+int client_from_options(const char *command, const struct options *o, bool direct,
+                        struct skep_client **out);
+
+#endif

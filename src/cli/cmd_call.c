@@ -1,0 +1,286 @@
+/* skep call: one forward or backward pass of a remote expert, tensors from and to files. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/tensor.h"
+#include "cli/client_options.h"
+#include "cli/command.h"
+#include "cli/options.h"
+#include "cli/output.h"
+#include "cli/tensor_files.h"
+#include "dht/uid.h"
+
+static const struct option_spec specs[] = {
+    {.name = "input",
+     .kind = OPTION_STRING,
+     .placeholder = "FILE",
+     .help = "input tensors, .safetensors (input.0, input.1, ... or all it holds) or .npy; "
+             "without it the expert's schema is shown"},
+    {.name = "output",
+     .kind = OPTION_STRING,
+     .placeholder = "FILE",
+     .help = "where the result goes, .safetensors or .npy"},
+    {.name = "grad",
+     .kind = OPTION_STRING,
+     .placeholder = "FILE",
+     .help = "gradients of the outputs: makes it a backward pass, which trains the expert; the "
+             "result is the gradients of the inputs"},
+    {.name = "request-id",
+     .kind = OPTION_STRING,
+     .placeholder = "HEX",
+     .help = "32 hex digits that name this backward pass: given again, it is not done twice"},
+    {.name = "endpoint",
+     .kind = OPTION_ENDPOINT,
+     .help = "call the node at this address instead of looking the expert up"},
+    {.name = "peer-id",
+     .kind = OPTION_STRING,
+     .placeholder = "HEX",
+     .help = "with --endpoint: who must answer there"},
+    CLIENT_OPTION_SPECS,
+};
+
+static const struct option_table table = {
+    .command = "call",
+    .summary = "Calls an expert: forward, or backward with --grad. Without --input it shows the "
+               "expert's schema.",
+    .example = "skep call ffn.0.0 --initial-peers 192.0.2.10:4222 --input x.safetensors "
+               "--output y.safetensors\n"
+               "skep call ffn.0.0 --initial-peers 192.0.2.10:4222 --input x.npy --grad g.npy "
+               "--output gx.npy",
+    .specs = specs,
+    .count = OPTION_COUNT(specs),
+    .positional = "UID",
+    .positional_min = 1,
+    .positional_max = 1,
+};
+
+struct call {
+    const struct options *o;
+    struct skep_remote_expert *expert;
+    struct tensor_file input, grad;
+    uint8_t request_id[SKEP_REQUEST_ID_BYTES];
+    DLManagedTensor *results[TENSOR_FILE_MAX]; /* owned */
+    size_t result_count;
+    double elapsed_ms;
+    char peer_id[SKEP_PEER_ID_TEXT_BYTES];
+};
+
+static int check_usage(const struct options *o)
+{
+    struct uid parsed;
+    struct skep_error err;
+    uint8_t id[SKEP_REQUEST_ID_BYTES];
+    const char *request_id = options_string(o, "request-id");
+    bool has_input = options_string(o, "input") != NULL;
+
+    if (uid_parse(&parsed, o->positional[0], &err) != SKEP_OK)
+        return cli_usage_error(table.command, "%s", err.message);
+    if (has_input != (options_string(o, "output") != NULL))
+        return cli_usage_error(table.command, "--input and --output go together");
+    if (!has_input && options_string(o, "grad") != NULL)
+        return cli_usage_error(table.command, "--grad needs --input");
+    if (options_string(o, "peer-id") != NULL && options_endpoint(o, "endpoint") == NULL)
+        return cli_usage_error(table.command, "--peer-id needs --endpoint");
+    if (request_id != NULL && options_string(o, "grad") == NULL)
+        return cli_usage_error(table.command, "--request-id needs --grad");
+    if (request_id != NULL &&
+        (strlen(request_id) != 2 * sizeof(id) || !hex_decode(id, sizeof(id), request_id)))
+        return cli_usage_error(table.command, "--request-id %s: expected 32 hex digits",
+                               request_id);
+    return CLI_DONE;
+}
+
+static skep_status locate(struct call *c, struct skep_client *client, struct skep_error *err)
+{
+    const struct endpoint *endpoint = options_endpoint(c->o, "endpoint");
+    const char *uid = c->o->positional[0];
+    char text[ENDPOINT_TEXT_BYTES];
+
+    if (endpoint == NULL)
+        return skep_client_find(client, uid, (uint32_t)options_int(c->o, "timeout"), &c->expert,
+                                err);
+    return skep_client_expert_at(client, uid, endpoint_format(endpoint, text),
+                                 options_string(c->o, "peer-id"), &c->expert, err);
+}
+
+/* ---- showing the schema */
+
+static json_t *json_of_specs(const struct skep_tensor_spec *list, size_t count)
+{
+    json_t *all = json_array();
+
+    for (size_t i = 0; i < count; i++) {
+        json_t *shape = json_array();
+        for (int d = 0; d < list[i].ndim; d++)
+            json_array_append_new(shape, json_integer((json_int_t)list[i].shape[d]));
+        json_array_append_new(all, json_pack("{s:s, s:s, s:o}", "name", list[i].name, "dtype",
+                                             skep_dtype_name(list[i].dtype), "shape", shape));
+    }
+    return all;
+}
+
+static void print_specs(const char *role, const struct skep_tensor_spec *list, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        printf("%-12s%s: [", i == 0 ? role : "", list[i].name);
+        for (int d = 0; d < list[i].ndim; d++) {
+            if (list[i].shape[d] < 0)
+                printf("%s%s", d == 0 ? "" : ", ", d == 0 ? "rows" : "any");
+            else
+                printf("%s%" PRId64, d == 0 ? "" : ", ", list[i].shape[d]);
+        }
+        printf("] %s\n", skep_dtype_name(list[i].dtype));
+    }
+}
+
+static void print_info(const struct skep_expert_info *info)
+{
+    printf("%-12s%s\n%-12s%s\n%-12s%s\n%-12s%s\n", "expert", info->uid, "node", info->peer_id,
+           "class", info->cls, "precision", info->precision);
+    print_specs("inputs", info->schema.inputs, info->schema.input_count);
+    print_specs("outputs", info->schema.outputs, info->schema.output_count);
+    printf("%-12s%" PRIu64 "\n%-12s%" PRIu64 "\n%-12s%" PRId64 " rows\n", "parameters",
+           info->parameter_count, "updates", info->update_count, "batch up to",
+           info->max_batch_size);
+    printf("%-12s%.0f examples/s, %" PRIu64 " tasks waiting\n", "load", info->examples_per_second,
+           info->queued_tasks);
+}
+
+static skep_status show_info(struct call *c, struct skep_error *err)
+{
+    struct skep_expert_info info;
+    skep_status rc = skep_remote_expert_info(c->expert, 0, &info, err);
+
+    if (rc != SKEP_OK)
+        return rc;
+    if (!options_flag(c->o, "json")) {
+        print_info(&info);
+        return SKEP_OK;
+    }
+    json_print(json_pack("{s:s, s:s, s:s, s:s, s:o, s:o, s:I, s:I, s:I, s:f, s:I}", "uid", info.uid,
+                         "peer_id", info.peer_id, "class", info.cls, "precision", info.precision,
+                         "inputs", json_of_specs(info.schema.inputs, info.schema.input_count),
+                         "outputs", json_of_specs(info.schema.outputs, info.schema.output_count),
+                         "parameters", (json_int_t)info.parameter_count, "updates",
+                         (json_int_t)info.update_count, "max_batch_size",
+                         (json_int_t)info.max_batch_size, "examples_per_s",
+                         info.examples_per_second, "queued_tasks", (json_int_t)info.queued_tasks),
+               stdout);
+    return SKEP_OK;
+}
+
+/* ---- calling */
+
+static skep_status open_files(struct call *c, struct skep_error *err)
+{
+    const char *grad = options_string(c->o, "grad");
+    skep_status rc = tensor_file_open(&c->input, options_string(c->o, "input"), "input", err);
+
+    if (rc == SKEP_OK && grad != NULL)
+        rc = tensor_file_open(&c->grad, grad, "grad_output", err);
+    return rc;
+}
+
+static skep_status call_expert(struct call *c, struct skep_error *err)
+{
+    const char *request_id = options_string(c->o, "request-id");
+    bool is_backward = options_string(c->o, "grad") != NULL;
+    struct skep_call_options options = {0};
+    struct skep_call *call;
+    uint64_t start_us = clock_mono_us();
+    skep_status rc;
+
+    if (request_id != NULL && hex_decode(c->request_id, sizeof(c->request_id), request_id))
+        options.request_id = c->request_id;
+    if (is_backward)
+        rc = skep_remote_expert_backward_start(c->expert, c->input.tensors, c->input.count,
+                                               c->grad.tensors, c->grad.count, &options, NULL, NULL,
+                                               &call, err);
+    else
+        rc = skep_remote_expert_forward_start(c->expert, c->input.tensors, c->input.count, &options,
+                                              NULL, NULL, &call, err);
+    if (rc != SKEP_OK)
+        return rc;
+    skep_call_wait(call, UINT32_MAX);
+    rc = skep_call_result(call, c->results, TENSOR_FILE_MAX, &c->result_count, err);
+    c->elapsed_ms = (double)(clock_mono_us() - start_us) / 1000.0;
+    snprintf(c->peer_id, sizeof(c->peer_id), "%s", skep_call_peer_id(call));
+    skep_call_free(call);
+    if (rc == SKEP_OK)
+        rc = tensor_file_save(options_string(c->o, "output"), is_backward ? "grad_input" : "output",
+                              c->results, c->result_count, err);
+    return rc;
+}
+
+static void report(const struct call *c)
+{
+    const char *role = options_string(c->o, "grad") != NULL ? "backward" : "forward";
+    json_t *shapes;
+    char text[128];
+
+    if (!options_flag(c->o, "json")) {
+        printf("%s %s: %.2f ms", c->o->positional[0], role, c->elapsed_ms);
+        for (size_t i = 0; i < c->result_count; i++)
+            printf(", %s", tensor_describe(&c->results[i]->dl_tensor, text, sizeof(text)));
+        printf(" -> %s\n", options_string(c->o, "output"));
+        return;
+    }
+    shapes = json_array();
+    for (size_t i = 0; i < c->result_count; i++)
+        json_array_append_new(
+            shapes, json_string(tensor_describe(&c->results[i]->dl_tensor, text, sizeof(text))));
+    json_print(json_pack("{s:s, s:s, s:s, s:f, s:o, s:s}", "uid", c->o->positional[0], "method",
+                         role, "peer_id", c->peer_id, "elapsed_ms", c->elapsed_ms, "tensors",
+                         shapes, "output", options_string(c->o, "output")),
+               stdout);
+}
+
+static int run(struct call *c)
+{
+    struct skep_client *client = NULL;
+    struct skep_error err = {0};
+    bool has_input = options_string(c->o, "input") != NULL;
+    skep_status rc = has_input ? open_files(c, &err) : SKEP_OK;
+
+    if (rc != SKEP_OK)
+        return cli_fail(table.command, &err);
+    int code = client_from_options(table.command, c->o, options_endpoint(c->o, "endpoint") != NULL,
+                                   &client);
+    if (code != CLI_DONE)
+        return code;
+    rc = locate(c, client, &err);
+    if (rc == SKEP_OK)
+        rc = has_input ? call_expert(c, &err) : show_info(c, &err);
+    if (rc == SKEP_OK && has_input)
+        report(c);
+    skep_remote_expert_free(c->expert);
+    skep_client_free(client);
+    if (rc == SKEP_OK)
+        return CLI_DONE;
+    code = cli_fail(table.command, &err);
+    if (err.outcome_unknown)
+        fprintf(stderr, "The expert may or may not have been trained by this call.\n");
+    return code;
+}
+
+int cmd_call(int argc, char **argv)
+{
+    struct options o;
+    int code;
+
+    if (!options_begin(&o, &table, argc, argv, &code))
+        return code;
+    struct call c = {.o = &o};
+    code = check_usage(&o);
+    if (code == CLI_DONE)
+        code = run(&c);
+    for (size_t i = 0; i < c.result_count; i++)
+        skep_tensor_free(c.results[i]);
+    tensor_file_close(&c.input);
+    tensor_file_close(&c.grad);
+    options_free(&o);
+    return code;
+}

@@ -1,0 +1,157 @@
+/* skep find: which nodes serve which experts. */
+#include <string.h>
+#include <time.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+#include "cli/client_options.h"
+#include "cli/command.h"
+#include "cli/options.h"
+#include "cli/output.h"
+#include "dht/uid.h"
+
+enum { MAX_PROVIDERS = 16, PEER_ID_SHOWN = 12 };
+
+static const struct option_spec specs[] = {CLIENT_OPTION_SPECS};
+
+static const struct option_table table = {
+    .command = "find",
+    .summary = "Looks experts up by UID and lists the nodes that serve them, freshest first. "
+               "Exit code 3 if one of them is served by nobody.",
+    .example = "skep find ffn.0.0 ffn.0.1 --initial-peers 192.0.2.10:4222",
+    .specs = specs,
+    .count = OPTION_COUNT(specs),
+    .positional = "UID...",
+    .positional_min = 1,
+    .positional_max = -1,
+};
+
+struct findings {
+    const char *const *uids; /* view of the options */
+    size_t count;
+    struct skep_remote_expert **experts; /* owned, and each owned or NULL */
+    skep_status *statuses;               /* owned */
+};
+
+static json_t *json_of(const struct findings *f, size_t i)
+{
+    struct skep_provider providers[MAX_PROVIDERS];
+    json_t *list = json_array();
+    size_t n = f->experts[i] == NULL
+                   ? 0
+                   : skep_remote_expert_providers(f->experts[i], providers, MAX_PROVIDERS);
+
+    for (size_t k = 0; k < n && k < MAX_PROVIDERS; k++)
+        json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:I}", "peer_id",
+                                              providers[k].peer_id, "endpoint",
+                                              providers[k].endpoint, "class", providers[k].cls,
+                                              "expires_at", (json_int_t)providers[k].expires_at));
+    return json_pack("{s:s, s:s, s:o}", "uid", f->uids[i], "status",
+                     skep_status_name(f->statuses[i]), "providers", list);
+}
+
+static void print_json(const struct findings *f)
+{
+    json_t *all = json_array();
+
+    for (size_t i = 0; i < f->count; i++)
+        json_array_append_new(all, json_of(f, i));
+    json_print(all, stdout);
+}
+
+static void print_table(const struct findings *f)
+{
+    static const char *const headers[] = {"expert", "node", "endpoint", "class", ">expires in"};
+    struct table *t = table_new(headers, 5);
+    int64_t now = (int64_t)time(NULL);
+
+    for (size_t i = 0; i < f->count; i++) {
+        struct skep_provider p[MAX_PROVIDERS];
+        size_t n = f->experts[i] == NULL
+                       ? 0
+                       : skep_remote_expert_providers(f->experts[i], p, MAX_PROVIDERS);
+        for (size_t k = 0; k < n && k < MAX_PROVIDERS; k++) {
+            table_cell(t, "%s", f->uids[i]);
+            table_cell(t, "%.*s", PEER_ID_SHOWN, p[k].peer_id);
+            table_cell(t, "%s", p[k].endpoint);
+            table_cell(t, "%s", p[k].cls);
+            table_cell(t, "%lld s", (long long)(p[k].expires_at - now));
+        }
+        if (n == 0) {
+            table_cell(t, "%s", f->uids[i]);
+            table_cell(t, "(%s)", skep_status_text(f->statuses[i]));
+            for (int empty = 0; empty < 3; empty++)
+                table_cell(t, "%s", "");
+        }
+    }
+    table_print(t, stdout);
+    table_free(t);
+}
+
+/* Bad UIDs are the caller's mistake: said before anything is asked. */
+static int check_uids(const struct options *o)
+{
+    for (size_t i = 0; i < o->positional_count; i++) {
+        struct uid parsed;
+        struct skep_error err;
+        if (uid_parse(&parsed, o->positional[i], &err) != SKEP_OK)
+            return cli_usage_error(table.command, "%s", err.message);
+    }
+    return CLI_DONE;
+}
+
+static int worst_code(const struct findings *f)
+{
+    int code = CLI_DONE;
+
+    for (size_t i = 0; i < f->count; i++)
+        if (f->statuses[i] == SKEP_NOT_FOUND)
+            code = CLI_NOT_FOUND;
+    return code;
+}
+
+static int find_all(const struct options *o, struct findings *f)
+{
+    struct skep_client *client;
+    struct skep_error err = {0};
+    int code = client_from_options(table.command, o, false, &client);
+
+    if (code != CLI_DONE)
+        return code;
+    skep_status rc =
+        skep_client_find_many(client, f->uids, f->count, (uint32_t)options_int(o, "timeout"),
+                              f->experts, f->statuses, &err);
+    if (options_flag(o, "json"))
+        print_json(f);
+    else
+        print_table(f);
+    code = rc == SKEP_OK ? worst_code(f) : cli_fail(table.command, &err);
+    for (size_t i = 0; i < f->count; i++)
+        skep_remote_expert_free(f->experts[i]);
+    skep_client_free(client);
+    return code;
+}
+
+int cmd_find(int argc, char **argv)
+{
+    struct options o;
+    int code;
+
+    if (!options_begin(&o, &table, argc, argv, &code))
+        return code;
+    struct findings f = {
+        .uids = (const char *const *)o.positional,
+        .count = o.positional_count,
+        .experts = mem_calloc(o.positional_count, sizeof(struct skep_remote_expert *)),
+        .statuses = mem_calloc(o.positional_count, sizeof(skep_status)),
+    };
+    code = check_uids(&o);
+    if (code == CLI_DONE && f.experts != NULL && f.statuses != NULL)
+        code = find_all(&o, &f);
+    else if (code == CLI_DONE)
+        code = CLI_FAILED;
+    mem_free(f.experts);
+    mem_free(f.statuses);
+    options_free(&o);
+    return code;
+}

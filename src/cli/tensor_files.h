@@ -1,0 +1,39 @@
+/*
+ * Tensors in and out of `skep call`: a safetensors file, or a .npy file with one tensor. By name's
+ * end.
+ */
+#ifndef SKEP_CLI_TENSOR_FILES_H
+#define SKEP_CLI_TENSOR_FILES_H
+
+#include <stddef.h>
+#include <skep/safetensors.h>
+
+enum { TENSOR_FILE_MAX = 64 };
+
+struct tensor_file {
+    struct skep_safetensors *file; /* owned, or NULL for .npy */
+    DLManagedTensor *npy;          /* owned, or NULL for safetensors */
+    size_t count;
+    const DLTensor *tensors[TENSOR_FILE_MAX]; /* views of the two above */
+};
+
+/*
+ * Opens a file and picks its tensors: `<role>.0`, `<role>.1`, ... if there is a `<role>.0`, else
+ * all of them in the file's order. So a file that holds more (a golden file, say) can be given as
+ * it is.
+ * @param role  "input" or "grad_output".
+ * @return errors of skep_safetensors_open() and skep_npy_load(); SKEP_INVALID_ARGUMENT for a file
+ *         without tensors, or with too many.
+ */
+SKEP_MUST_CHECK skep_status tensor_file_open(struct tensor_file *out, const char *path,
+                                             const char *role, struct skep_error *err);
+void tensor_file_close(struct tensor_file *file); /* zeroed is allowed */
+
+/*
+ * Writes tensors as `<role>.0`, ...: to safetensors, or to .npy if there is exactly one.
+ */
+SKEP_MUST_CHECK skep_status tensor_file_save(const char *path, const char *role,
+                                             DLManagedTensor *const *tensors, size_t count,
+                                             struct skep_error *err);
+
+#endif
