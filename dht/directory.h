@@ -123,6 +123,10 @@ SKEP_MUST_CHECK skep_status directory_get_wait(struct directory *directory, cons
                                                struct lookup_result *results,
                                                struct skep_error *err);
 
+/* Ends lookups (also for own records) whose callback has this `arg`, with SKEP_CANCELLED; the
+ * callback comes as always, soon. Does nothing if they have ended. */
+void directory_get_cancel(struct directory *directory, const void *arg);
+
 /* Drops what is cached of one peer (it failed): the next lookup asks anew. */
 void directory_forget_peer(struct directory *directory,
                            const uint8_t peer_id[static PEER_ID_BYTES]);

@@ -624,6 +624,18 @@ skep_status directory_get_wait(struct directory *d, const char *const *uids, siz
     return SKEP_OK;
 }
 
+void directory_get_cancel(struct directory *d, const void *arg)
+{
+    pthread_mutex_lock(&d->lock);
+    for (struct request *r = d->requests, *next; r != NULL; r = next) {
+        next = r->next;
+        if (!r->sync && r->arg == arg)
+            end_request(d, r, SKEP_CANCELLED);
+    }
+    pthread_mutex_unlock(&d->lock);
+    inbox_wake(d->inbox);
+}
+
 skep_status directory_find_own(struct directory *d, const uint8_t *keys, size_t count,
                                uint64_t deadline_us, directory_own_fn found, void *arg,
                                struct skep_error *err)

@@ -15,6 +15,7 @@ enum { DEFAULT_CLOCK_SKEW_S = 60 };
 struct swarm {
     char *name;
     struct record_swarm record;
+    const struct identity *identity; /* borrowed */
     struct runner *runner;
     struct directory *directory;
     struct bootstrap *bootstrap;
@@ -137,6 +138,7 @@ skep_status swarm_join(const struct swarm_config *config, struct swarm **out,
     struct swarm *swarm = mem_calloc(1, sizeof(*swarm));
     if (swarm == NULL)
         return error_no_memory(err, "swarm", sizeof(*swarm));
+    swarm->identity = config->identity;
     swarm->name = mem_strdup(config->name != NULL ? config->name : "skep");
     if (swarm->name == NULL) {
         rc = error_no_memory(err, "swarm name", 0);
@@ -202,6 +204,11 @@ struct runner *swarm_runner(struct swarm *swarm)
 const struct record_swarm *swarm_record(const struct swarm *swarm)
 {
     return &swarm->record;
+}
+
+const struct identity *swarm_identity(const struct swarm *swarm)
+{
+    return swarm->identity;
 }
 
 uint16_t swarm_dht_port(const struct swarm *swarm)

@@ -53,6 +53,7 @@ unsigned swarm_peer_count(struct swarm *swarm);
 struct directory *swarm_directory(struct swarm *swarm);
 struct runner *swarm_runner(struct swarm *swarm);
 const struct record_swarm *swarm_record(const struct swarm *swarm);
+const struct identity *swarm_identity(const struct swarm *swarm);
 uint16_t swarm_dht_port(const struct swarm *swarm);
 
 #endif

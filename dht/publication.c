@@ -1,0 +1,428 @@
+/* The items a node publishes and their records. */
+#include "dht/publication.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+
+/* A coordinate takes at most 9 bytes as msgpack, and endpoints about 1.2 KB. */
+enum { PART_COORDS = 6000 };
+_Static_assert(PART_COORDS * 9 + 4096 <= RECORD_MAX_PREFIX_BYTES, "a part fits its record");
+
+struct hosted {
+    struct uid uid;
+    char cls[32];
+    uint8_t schema_digest[16];
+    bool publishable;
+    struct record_load load;
+};
+
+/* One expert under one prefix, by its next coordinate. */
+struct member {
+    size_t expert; /* index */
+    size_t prefix; /* index into its uid.prefix_len */
+    int64_t coord;
+};
+
+struct item {
+    enum record_kind kind;
+    uint8_t key[RECORD_KEY_BYTES];
+    size_t first; /* expert: its index; prefix: first member */
+    size_t count; /* prefix: members */
+    unsigned part, parts;
+    int64_t told_until_s; /* readers may find a live record of ours until then; 0: none */
+    bool gone;            /* and have been told that it is over */
+    bool failed;          /* the last attempt, or there was none */
+};
+
+struct publication {
+    const struct record_swarm *swarm; /* borrowed */
+    struct hosted *experts;           /* sorted by UID */
+    size_t expert_count;
+    struct member *members; /* sorted by prefix, then coordinate */
+    size_t member_count;
+    struct item *items;
+    size_t item_count;
+    struct record_expert *locals; /* of publication_update() */
+    /* The round under way: */
+    struct record *records;
+    struct declaration *declarations;
+    size_t *item_of;
+    size_t round_count;
+};
+
+/* ---- building the items ---- */
+
+static int compare_hosted(const void *a, const void *b)
+{
+    return strcmp(((const struct hosted *)a)->uid.text, ((const struct hosted *)b)->uid.text);
+}
+
+static skep_status copy_experts(struct publication *p, const struct handler_expert *experts,
+                                struct skep_error *err)
+{
+    for (size_t i = 0; i < p->expert_count; i++) {
+        struct hosted *h = &p->experts[i];
+        skep_status rc = uid_parse(&h->uid, experts[i].uid, err);
+        if (rc != SKEP_OK)
+            return rc;
+        int n = snprintf(h->cls, sizeof(h->cls), "%s", experts[i].cls);
+        if (n <= 0 || (size_t)n >= sizeof(h->cls))
+            return error_set(err, SKEP_INVALID_ARGUMENT,
+                             "expert %s: class \"%s\": expected 1 to %zu characters",
+                             experts[i].uid, experts[i].cls, sizeof(h->cls) - 1);
+        memcpy(h->schema_digest, experts[i].schema_digest, sizeof(h->schema_digest));
+        h->publishable = true;
+    }
+    qsort(p->experts, p->expert_count, sizeof(*p->experts), compare_hosted);
+    for (size_t i = 1; i < p->expert_count; i++)
+        if (compare_hosted(&p->experts[i - 1], &p->experts[i]) == 0)
+            return error_set(err, SKEP_INVALID_ARGUMENT, "expert %s: given twice",
+                             p->experts[i].uid.text);
+    return SKEP_OK;
+}
+
+static const struct uid *uid_of(const struct publication *p, const struct member *m)
+{
+    return &p->experts[m->expert].uid;
+}
+
+static bool same_prefix(const struct publication *p, const struct member *a, const struct member *b)
+{
+    size_t len = uid_of(p, a)->prefix_len[a->prefix];
+
+    return len == uid_of(p, b)->prefix_len[b->prefix] &&
+           memcmp(uid_of(p, a)->text, uid_of(p, b)->text, len) == 0;
+}
+
+static int compare_members(const void *a, const void *b, void *arg)
+{
+    const struct publication *p = arg;
+    const struct member *x = a, *y = b;
+    size_t x_len = uid_of(p, x)->prefix_len[x->prefix], y_len = uid_of(p, y)->prefix_len[y->prefix];
+
+    if (x_len != y_len)
+        return x_len < y_len ? -1 : 1;
+    int order = memcmp(uid_of(p, x)->text, uid_of(p, y)->text, x_len);
+    if (order != 0)
+        return order;
+    return x->coord < y->coord ? -1 : x->coord > y->coord;
+}
+
+static void list_members(struct publication *p)
+{
+    for (size_t i = 0; i < p->expert_count; i++)
+        for (size_t c = 0; c < p->experts[i].uid.coord_count; c++)
+            p->members[p->member_count++] =
+                (struct member){.expert = i, .prefix = c, .coord = p->experts[i].uid.coords[c]};
+    qsort_r(p->members, p->member_count, sizeof(*p->members), compare_members, p);
+}
+
+static void prefix_text(const struct publication *p, const struct member *m,
+                        char out[static UID_BYTES])
+{
+    size_t len = uid_of(p, m)->prefix_len[m->prefix];
+
+    memcpy(out, uid_of(p, m)->text, len);
+    out[len] = '\0';
+}
+
+/* Number of members from `first` that make one part: whole coordinates, at most PART_COORDS. */
+static size_t part_length(const struct publication *p, size_t first, size_t end)
+{
+    size_t coords = 1, i = first + 1;
+
+    for (; i < end; i++) {
+        coords += p->members[i].coord != p->members[i - 1].coord;
+        if (coords > PART_COORDS)
+            break;
+    }
+    return i - first;
+}
+
+/* The parts of the prefix of members [first, end). */
+static void add_prefix(struct publication *p, size_t first, size_t end,
+                       const uint8_t peer_id[static PEER_ID_BYTES])
+{
+    size_t first_item = p->item_count;
+    char prefix[UID_BYTES];
+
+    prefix_text(p, &p->members[first], prefix);
+    while (first < end) {
+        struct item *item = &p->items[p->item_count++];
+        item->kind = RECORD_PREFIX;
+        item->first = first;
+        item->count = part_length(p, first, end);
+        item->part = (unsigned)(p->item_count - first_item - 1);
+        record_key_prefix(p->swarm, prefix, peer_id, item->key);
+        first += item->count;
+    }
+    for (size_t i = first_item; i < p->item_count; i++)
+        p->items[i].parts = (unsigned)(p->item_count - first_item);
+}
+
+static void add_items(struct publication *p, const struct identity *identity)
+{
+    for (size_t i = 0; i < p->expert_count; i++) {
+        struct item *item = &p->items[p->item_count++];
+        item->kind = RECORD_EXPERT;
+        item->first = i;
+        record_key_expert(p->swarm, p->experts[i].uid.text, item->key);
+    }
+    for (size_t first = 0, end; first < p->member_count; first = end) {
+        end = first + 1;
+        while (end < p->member_count && same_prefix(p, &p->members[first], &p->members[end]))
+            end++;
+        add_prefix(p, first, end, identity->peer_id);
+    }
+    for (int i = 0; i < 2; i++) {
+        struct item *item = &p->items[p->item_count++];
+        item->kind = RECORD_NODE;
+        if (i == 0)
+            record_key_nodes_shard(p->swarm, record_shard(identity->peer_id), item->key);
+        else
+            record_key_node(p->swarm, identity->peer_id, item->key);
+    }
+    for (size_t i = 0; i < p->item_count; i++)
+        p->items[i].failed = true; /* nothing was told yet */
+}
+
+skep_status publication_new(const struct record_swarm *swarm, const struct identity *identity,
+                            const struct handler_expert *experts, size_t count,
+                            struct publication **out, struct skep_error *err)
+{
+    *out = NULL;
+    struct publication *p = mem_calloc(1, sizeof(*p));
+    if (p == NULL)
+        return error_no_memory(err, "publication", sizeof(*p));
+    p->swarm = swarm;
+    p->expert_count = count;
+    p->experts = mem_calloc(count, sizeof(*p->experts));
+    p->locals = mem_calloc(count, sizeof(*p->locals));
+    skep_status rc = p->experts == NULL || p->locals == NULL
+                         ? error_no_memory(err, "experts", count * sizeof(*p->experts))
+                         : copy_experts(p, experts, err);
+    if (rc != SKEP_OK)
+        goto out;
+
+    size_t members = 0;
+    for (size_t i = 0; i < count; i++)
+        members += p->experts[i].uid.coord_count;
+    size_t items = count + members + 2; /* at most: every prefix may be its own */
+    p->members = mem_calloc(members, sizeof(*p->members));
+    p->items = mem_calloc(items, sizeof(*p->items));
+    p->records = mem_calloc(items, sizeof(*p->records));
+    p->declarations = mem_calloc(items, sizeof(*p->declarations));
+    p->item_of = mem_calloc(items, sizeof(*p->item_of));
+    if (p->members == NULL || p->items == NULL || p->records == NULL || p->declarations == NULL ||
+        p->item_of == NULL) {
+        rc = error_no_memory(err, "records to publish", items * sizeof(*p->records));
+        goto out;
+    }
+    list_members(p);
+    add_items(p, identity);
+
+out:
+    if (rc != SKEP_OK)
+        publication_free(p);
+    else
+        *out = p;
+    return rc;
+}
+
+static void free_round(struct publication *p)
+{
+    for (size_t i = 0; i < p->round_count; i++)
+        record_free(&p->records[i]);
+    p->round_count = 0;
+}
+
+void publication_free(struct publication *p)
+{
+    if (p == NULL)
+        return;
+    free_round(p);
+    mem_free(p->item_of);
+    mem_free(p->declarations);
+    mem_free(p->records);
+    mem_free(p->items);
+    mem_free(p->members);
+    mem_free(p->locals);
+    mem_free(p->experts);
+    mem_free(p);
+}
+
+/* ---- rounds ---- */
+
+static void fill_expert(const struct hosted *h, const struct publication_state *s,
+                        struct record_expert *out)
+{
+    memset(out, 0, sizeof(*out));
+    memcpy(out->uid, h->uid.text, sizeof(out->uid));
+    out->endpoint_count = s->endpoint_count;
+    memcpy(out->endpoints, s->endpoints, s->endpoint_count * sizeof(*s->endpoints));
+    memcpy(out->cls, h->cls, sizeof(out->cls));
+    memcpy(out->schema_digest, h->schema_digest, sizeof(out->schema_digest));
+    out->features = s->features;
+    out->load = h->load;
+}
+
+size_t publication_update(struct publication *p,
+                          bool (*load)(void *arg, const char *uid, struct record_load *out),
+                          void *arg, const struct publication_state *state,
+                          const struct record_expert **out)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < p->expert_count; i++) {
+        struct hosted *h = &p->experts[i];
+        h->load = (struct record_load){0};
+        h->publishable = load == NULL || load(arg, h->uid.text, &h->load);
+        if (h->publishable)
+            fill_expert(h, state, &p->locals[n++]);
+    }
+    *out = p->locals;
+    return n;
+}
+
+/* Whether the item has something to say, were it asked in this scope. */
+static bool is_alive(const struct publication *p, const struct item *item,
+                     const struct publication_state *s)
+{
+    if (s->scope == PUBLISH_OFFLINE)
+        return false;
+    if (item->kind == RECORD_EXPERT)
+        return p->experts[item->first].publishable;
+    for (size_t i = 0; item->kind == RECORD_PREFIX && i < item->count; i++)
+        if (p->experts[p->members[item->first + i].expert].publishable)
+            return true;
+    return item->kind == RECORD_NODE;
+}
+
+/* False if memory is short. */
+static bool fill_prefix(const struct publication *p, const struct item *item, bool alive,
+                        const struct publication_state *s, struct record_prefix *out)
+{
+    prefix_text(p, &p->members[item->first], out->prefix);
+    out->endpoint_count = s->endpoint_count;
+    memcpy(out->endpoints, s->endpoints, s->endpoint_count * sizeof(*s->endpoints));
+    out->features = s->features;
+    out->part = item->part;
+    out->parts = item->parts;
+    out->coords = mem_calloc(item->count, sizeof(*out->coords));
+    if (out->coords == NULL)
+        return false;
+    for (size_t i = 0; alive && i < item->count; i++) {
+        const struct member *m = &p->members[item->first + i];
+        if (!p->experts[m->expert].publishable ||
+            (out->coord_count > 0 && out->coords[out->coord_count - 1] == m->coord))
+            continue;
+        out->coords[out->coord_count++] = m->coord;
+    }
+    return true;
+}
+
+static void fill_node(const struct publication *p, bool alive, const struct publication_state *s,
+                      struct record_node *out)
+{
+    out->endpoint_count = s->endpoint_count;
+    memcpy(out->endpoints, s->endpoints, s->endpoint_count * sizeof(*s->endpoints));
+    out->features = s->features;
+    snprintf(out->state, sizeof(out->state), "%s", alive ? "online" : "offline");
+    snprintf(out->version, sizeof(out->version), "%s", s->version != NULL ? s->version : "");
+    for (size_t i = 0; alive && i < p->expert_count; i++) {
+        if (!p->experts[i].publishable)
+            continue;
+        out->expert_count++;
+        out->load.examples_per_s += p->experts[i].load.examples_per_s;
+        out->load.queued_tasks += p->experts[i].load.queued_tasks;
+    }
+}
+
+/*
+ * A record that says "gone" has to outlive the one it contradicts, or that one would come back to
+ * life for its last seconds; and readers take records for as long after their end as clocks may
+ * differ.
+ */
+static int64_t gone_until(const struct item *item, const struct publication_state *s)
+{
+    int64_t until = item->told_until_s + s->clock_skew_s;
+    int64_t least = s->now_s + RECORD_MIN_LIFETIME_S;
+    int64_t most = s->now_s + RECORD_MAX_LIFETIME_S;
+
+    until = until > least ? until : least;
+    return until < most ? until : most;
+}
+
+static bool fill_record(const struct publication *p, const struct item *item, bool alive,
+                        const struct publication_state *s, struct record *out)
+{
+    memset(out, 0, sizeof(*out));
+    out->kind = item->kind;
+    out->expires_at = alive ? s->now_s + s->lifetime_s : gone_until(item, s);
+    if (item->kind == RECORD_PREFIX)
+        return fill_prefix(p, item, alive, s, &out->prefix);
+    if (item->kind == RECORD_NODE) {
+        fill_node(p, alive, s, &out->node);
+    } else {
+        fill_expert(&p->experts[item->first], s, &out->expert);
+        out->expert.offline = !alive;
+    }
+    return true;
+}
+
+size_t publication_round(struct publication *p, const struct publication_state *s,
+                         struct declaration **declarations)
+{
+    free_round(p);
+    for (size_t i = 0; i < p->item_count; i++) {
+        struct item *item = &p->items[i];
+        bool alive = is_alive(p, item, s);
+        bool told = item->told_until_s + (int64_t)s->clock_skew_s > s->now_s;
+        if (s->scope == PUBLISH_FAILED && !item->failed)
+            continue;
+        if (!alive && (!told || (item->gone && !item->failed)))
+            continue; /* nobody can find it, or everybody knows */
+        struct record *record = &p->records[p->round_count];
+        if (!fill_record(p, item, alive, s, record))
+            continue; /* memory is short: it stays as it was, and comes again next round */
+        item->gone = !alive;
+        if (alive)
+            item->told_until_s = record->expires_at;
+        item->failed = true; /* until the outcome is known */
+        struct declaration *d = &p->declarations[p->round_count];
+        *d = (struct declaration){.record = record};
+        memcpy(d->key, item->key, sizeof(d->key));
+        p->item_of[p->round_count++] = i;
+    }
+    *declarations = p->declarations;
+    return p->round_count;
+}
+
+size_t publication_note(struct publication *p, uint64_t *highest_seq)
+{
+    size_t failed = 0;
+
+    for (size_t i = 0; i < p->round_count; i++) {
+        bool ok = p->declarations[i].outcome == SKEP_OK;
+        p->items[p->item_of[i]].failed = !ok;
+        failed += !ok;
+        if (p->records[i].seq > *highest_seq)
+            *highest_seq = p->records[i].seq;
+    }
+    return failed;
+}
+
+size_t publication_sample_keys(const struct publication *p, uint8_t *keys, size_t cap)
+{
+    size_t n = p->item_count < cap ? p->item_count : cap;
+
+    /* From the end: the node's own record is put last in every round, so it has the highest seq
+     * unless its put failed; the prefixes before it are the next best. */
+    for (size_t i = 0; i < n; i++)
+        memcpy(keys + i * RECORD_KEY_BYTES, p->items[p->item_count - 1 - i].key, RECORD_KEY_BYTES);
+    return n;
+}

@@ -1,0 +1,67 @@
+/*
+ * What a node publishes, and what it has told so far: one item per key, in the order in which they
+ * are put: experts, prefixes (one record per proper prefix, in parts if it is very long), and the
+ * node itself under two keys. Used by the handler's thread only.
+ */
+#ifndef SKEP_DHT_PUBLICATION_H
+#define SKEP_DHT_PUBLICATION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <skep/status.h>
+#include "dht/handler.h"
+
+struct publication;
+
+/* @param experts copied. @return SKEP_INVALID_ARGUMENT naming a bad or repeated UID, or a class
+ * name that no record can carry; SKEP_RESOURCE_EXHAUSTED. */
+SKEP_MUST_CHECK skep_status publication_new(const struct record_swarm *swarm,
+                                            const struct identity *identity,
+                                            const struct handler_expert *experts, size_t count,
+                                            struct publication **out, struct skep_error *err);
+void publication_free(struct publication *publication); /* NULL is allowed */
+
+enum publication_scope {
+    PUBLISH_ALL,
+    PUBLISH_FAILED,  /* what failed or was never told in the last round */
+    PUBLISH_OFFLINE, /* withdraw everything that readers may still find */
+};
+
+/* How things stand for one round. */
+struct publication_state {
+    enum publication_scope scope;
+    const struct endpoint *endpoints; /* at least one */
+    size_t endpoint_count;
+    uint32_t features;
+    const char *version;
+    int64_t now_s; /* directory_now_ms() */
+    uint32_t lifetime_s;
+    uint32_t clock_skew_s;
+};
+
+/*
+ * The experts' current load, and which of them may be published, by `load` (NULL: all, no load);
+ * as records for directory_set_local(): view, valid until the next call.
+ * @return how many may be published; they come first in *out.
+ */
+size_t publication_update(struct publication *publication,
+                          bool (*load)(void *arg, const char *uid, struct record_load *out),
+                          void *arg, const struct publication_state *state,
+                          const struct record_expert **out);
+
+/*
+ * The records of a round. Those that are not to be published any more but may still be found are
+ * replaced by ones that say so and that outlive them.
+ * @param declarations  view, valid until the next call; with their records.
+ * @return how many, possibly 0.
+ */
+size_t publication_round(struct publication *publication, const struct publication_state *state,
+                         struct declaration **declarations);
+/* Notes the outcomes. Returns how many failed; *highest_seq gets the newest seq given out. */
+size_t publication_note(struct publication *publication, uint64_t *highest_seq);
+
+/* At most `cap` of our keys, as a sample for directory_find_own(); the node's first. */
+size_t publication_sample_keys(const struct publication *publication, uint8_t *keys, size_t cap);
+
+#endif

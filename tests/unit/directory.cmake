@@ -1,0 +1,2 @@
+skep_unit_test(test_directory MODULES dht TIMEOUT 120)
+skep_unit_test(test_handler MODULES dht TIMEOUT 120)

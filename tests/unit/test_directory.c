@@ -1,0 +1,572 @@
+/* Lookups and declares between real nodes on loopback. */
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "dht_net.h"
+#include "dht_rogue.h"
+
+static atomic_llong wall_offset_ms;
+
+static int64_t shifted_wall_ms(void)
+{
+    return clock_wall_ms() + atomic_load(&wall_offset_ms);
+}
+
+static struct lookup_result *get_many(const struct net_node *node, const char *const *uids,
+                                      size_t count, unsigned flags)
+{
+    struct lookup_result *results = mem_calloc(count, sizeof(*results));
+
+    assert_non_null(results);
+    assert_int_equal(
+        directory_get_wait(net_directory(node), uids, count, flags, net_deadline(), results, NULL),
+        SKEP_OK);
+    return results;
+}
+
+static void own_others_absent_and_invalid_uids_are_answered_in_order(void **state)
+{
+    (void)state;
+    struct net_node nodes[3];
+    const struct record_expert local = {.uid = "ffn.1",
+                                        .endpoint_count = 1,
+                                        .endpoints = {{.host = "127.0.0.1", .port = 7001}},
+                                        .cls = "nop"};
+    const char *const uids[] = {"ffn.2", "ffn.01", "ffn.1", "ffn.3", "", "ffn.2"};
+
+    net_start_many(nodes, 3);
+    assert_int_equal(directory_set_local(net_directory(&nodes[0]), &local, 1, NULL), SKEP_OK);
+    assert_int_equal(net_declare_expert(&nodes[1], "ffn.2", 7002, 60, false), SKEP_OK);
+    struct lookup_result *r = get_many(&nodes[0], uids, 6, 0);
+
+    assert_int_equal(r[0].status, SKEP_OK);
+    assert_int_equal(r[0].providers[0].endpoints[0].port, 7002);
+    assert_memory_equal(r[0].providers[0].peer_id, nodes[1].identity.peer_id, PEER_ID_BYTES);
+    assert_false(r[0].providers[0].local);
+    assert_int_equal(r[1].status, SKEP_INVALID_ARGUMENT);
+    assert_int_equal(r[2].status, SKEP_OK);
+    assert_true(r[2].providers[0].local);
+    assert_int_equal(r[2].providers[0].endpoints[0].port, 7001);
+    assert_int_equal(r[3].status, SKEP_NOT_FOUND);
+    assert_int_equal(r[3].provider_count, 0);
+    assert_int_equal(r[4].status, SKEP_INVALID_ARGUMENT);
+    assert_int_equal(r[5].status, SKEP_OK);
+    assert_int_equal(r[5].providers[0].endpoints[0].port, 7002);
+    mem_free(r);
+    net_stop_many(nodes, 3);
+}
+
+static void two_nodes_of_one_uid_are_both_found_freshest_first(void **state)
+{
+    (void)state;
+    struct net_node nodes[4];
+
+    net_start_many(nodes, 4);
+    assert_int_equal(net_declare_expert(&nodes[1], "ffn.5", 7001, 60, false), SKEP_OK);
+    net_nap(); /* seq is in ms */
+    assert_int_equal(net_declare_expert(&nodes[2], "ffn.5", 7002, 60, false), SKEP_OK);
+    /* The first answer may come from a node that has only one of them yet. */
+    struct lookup_result *r = NULL;
+    assert_true(NET_UNTIL(
+        (mem_free(r), r = net_get(&nodes[3], "ffn.5", DIRECTORY_FRESH), r->provider_count == 2)));
+    assert_true(r->providers[0].seq > r->providers[1].seq);
+    assert_int_equal(r->providers[0].endpoints[0].port, 7002);
+    assert_int_equal(r->providers[1].endpoints[0].port, 7001);
+    mem_free(r);
+    net_stop_many(nodes, 4);
+}
+
+static void without_peers_nothing_blocks_and_a_late_joiner_finds_the_record(void **state)
+{
+    (void)state;
+    struct net_node nodes[2];
+    const struct record_expert local = {.uid = "ffn.9", .cls = "nop"};
+
+    net_start(&nodes[0], 0);
+    assert_int_equal(net_declare_expert(&nodes[0], "ffn.7", 7001, 60, false), SKEP_UNAVAILABLE);
+    /* The same value again: a put that is still under way must not hold it up. */
+    assert_int_equal(net_declare_expert(&nodes[0], "ffn.7", 7001, 60, false), SKEP_UNAVAILABLE);
+    assert_int_equal(net_get_status(&nodes[0], "ffn.8", 0), SKEP_UNAVAILABLE);
+    assert_int_equal(directory_set_local(net_directory(&nodes[0]), &local, 1, NULL), SKEP_OK);
+    assert_int_equal(net_get_status(&nodes[0], "ffn.9", 0), SKEP_OK);
+
+    net_start(&nodes[1], net_port(&nodes[0]));
+    assert_true(swarm_wait_joined(nodes[1].swarm, net_deadline()));
+    assert_true(NET_UNTIL(net_get_port(&nodes[1], "ffn.7", DIRECTORY_FRESH) == 7001));
+    net_stop_many(nodes, 2);
+}
+
+/* OpenDHT holds gets and puts back while its only peer has not answered yet. */
+static void a_peer_that_never_answers_holds_nothing_up(void **state)
+{
+    (void)state;
+    struct net_node silent, node;
+    struct endpoint any = {.host = "127.0.0.1"};
+    struct udp_port port;
+
+    net_start(&silent, 0);
+    assert_int_equal(udp_port_probe(&any, &port, NULL), SKEP_OK); /* nobody listens there */
+    net_start(&node, port.port);
+    assert_int_equal(net_declare_expert(&node, "ffn.7", 7001, 60, false), SKEP_UNAVAILABLE);
+    assert_int_equal(net_get_status(&node, "ffn.8", 0), SKEP_UNAVAILABLE);
+    assert_false(swarm_wait_joined(node.swarm, clock_deadline_us(50)));
+    net_stop(&node);
+    net_stop(&silent);
+}
+
+static void an_offline_record_withdraws_a_peer(void **state)
+{
+    (void)state;
+    struct net_node nodes[4];
+
+    net_start_many(nodes, 4);
+    assert_int_equal(net_declare_expert(&nodes[1], "ffn.3", 7001, 60, false), SKEP_OK);
+    assert_int_equal(net_declare_expert(&nodes[2], "ffn.3", 7002, 60, false), SKEP_OK);
+    assert_int_equal(net_get_status(&nodes[3], "ffn.3", 0), SKEP_OK);
+    assert_int_equal(net_declare_expert(&nodes[2], "ffn.3", 7002, 60, true), SKEP_OK);
+
+    struct lookup_result *r = net_get(&nodes[3], "ffn.3", DIRECTORY_FRESH);
+    assert_int_equal(r->status, SKEP_OK);
+    assert_int_equal(r->provider_count, 1);
+    assert_int_equal(r->providers[0].endpoints[0].port, 7001);
+    mem_free(r);
+    assert_int_equal(net_declare_expert(&nodes[1], "ffn.3", 7001, 60, true), SKEP_OK);
+    assert_int_equal(net_get_status(&nodes[3], "ffn.3", DIRECTORY_FRESH), SKEP_NOT_FOUND);
+    /* And back again. */
+    assert_int_equal(net_declare_expert(&nodes[1], "ffn.3", 7001, 60, false), SKEP_OK);
+    assert_int_equal(net_get_port(&nodes[3], "ffn.3", DIRECTORY_FRESH), 7001);
+    net_stop_many(nodes, 4);
+}
+
+static void a_new_endpoint_wins_over_the_old_one_of_the_same_peer(void **state)
+{
+    (void)state;
+    struct net_node nodes[3];
+
+    net_start_many(nodes, 3);
+    assert_int_equal(net_declare_expert(&nodes[1], "ffn.3", 7001, 60, false), SKEP_OK);
+    assert_int_equal(net_declare_expert(&nodes[1], "ffn.3", 7002, 60, false), SKEP_OK);
+    struct lookup_result *r = net_get(&nodes[2], "ffn.3", 0);
+
+    assert_int_equal(r->status, SKEP_OK);
+    assert_int_equal(r->provider_count, 1);
+    assert_int_equal(r->providers[0].endpoints[0].port, 7002);
+    mem_free(r);
+    net_stop_many(nodes, 3);
+}
+
+static void a_record_is_gone_once_it_has_expired(void **state)
+{
+    (void)state;
+    struct net_node nodes[3];
+    const struct net_options shifted = {.wall_ms = shifted_wall_ms};
+
+    atomic_store(&wall_offset_ms, 0);
+    net_start_many(nodes, 2);
+    uint16_t port = net_port(&nodes[0]);
+    net_start_with(&nodes[2], &port, 1, &shifted);
+    assert_true(swarm_wait_joined(nodes[2].swarm, net_deadline()));
+    assert_int_equal(net_declare_expert(&nodes[1], "ffn.3", 7001, 60, false), SKEP_OK);
+    assert_int_equal(net_get_port(&nodes[2], "ffn.3", 0), 7001);
+
+    /* Its minute and what clocks may differ by; the storing nodes still have it. */
+    atomic_store(&wall_offset_ms, (60 + 60 + 2) * 1000);
+    assert_int_equal(net_get_status(&nodes[2], "ffn.3", 0), SKEP_NOT_FOUND);
+    assert_int_equal(net_get_status(&nodes[2], "ffn.3", DIRECTORY_FRESH), SKEP_NOT_FOUND);
+    net_stop_many(nodes, 3);
+}
+
+static void found_records_and_misses_are_remembered(void **state)
+{
+    (void)state;
+    struct net_node nodes[3];
+    struct directory_stats before, after;
+
+    net_start_many(nodes, 3);
+    assert_int_equal(net_declare_expert(&nodes[1], "ffn.3", 7001, 60, false), SKEP_OK);
+    assert_int_equal(net_get_status(&nodes[2], "ffn.3", 0), SKEP_OK);
+    assert_int_equal(net_get_status(&nodes[2], "ffn.4", 0), SKEP_NOT_FOUND);
+    directory_stats(net_directory(&nodes[2]), &before);
+    assert_int_equal(before.get_retries, 1); /* an empty answer is asked once more */
+    assert_int_equal(before.get_misses, 1);
+
+    assert_int_equal(net_get_status(&nodes[2], "ffn.3", 0), SKEP_OK);
+    assert_int_equal(net_get_status(&nodes[2], "ffn.4", 0), SKEP_NOT_FOUND);
+    directory_stats(net_directory(&nodes[2]), &after);
+    assert_int_equal(after.gets, before.gets);
+    assert_int_equal(after.get_hits, before.get_hits + 1);
+
+    assert_int_equal(net_get_status(&nodes[2], "ffn.3", DIRECTORY_FRESH), SKEP_OK);
+    directory_stats(net_directory(&nodes[2]), &after);
+    assert_int_equal(after.gets, before.gets + 1);
+    net_stop_many(nodes, 3);
+}
+
+static void a_forgotten_peer_is_asked_for_anew(void **state)
+{
+    (void)state;
+    struct net_node nodes[3];
+
+    net_start_many(nodes, 3);
+    assert_int_equal(net_declare_expert(&nodes[1], "ffn.3", 7001, 60, false), SKEP_OK);
+    assert_int_equal(net_get_port(&nodes[2], "ffn.3", 0), 7001);
+    assert_int_equal(net_declare_expert(&nodes[1], "ffn.3", 7002, 60, false), SKEP_OK);
+    assert_int_equal(net_get_port(&nodes[2], "ffn.3", 0), 7001); /* from the cache */
+    directory_forget_peer(net_directory(&nodes[2]), nodes[1].identity.peer_id);
+    assert_int_equal(net_get_port(&nodes[2], "ffn.3", 0), 7002);
+    net_stop_many(nodes, 3);
+}
+
+/* ---- strangers ---- */
+
+/* The genuine record's bytes under its key, as a base to forge from. */
+static struct bytes encode(const struct net_node *node, struct record *record,
+                           const uint8_t key[static RECORD_KEY_BYTES])
+{
+    struct bytes out = {0};
+
+    memcpy(record->peer_id, node->identity.peer_id, PEER_ID_BYTES);
+    record->seq = (uint64_t)clock_wall_ms();
+    assert_int_equal(
+        record_encode(record, &node->identity, swarm_record(node->swarm), key, &out, NULL),
+        SKEP_OK);
+    return out;
+}
+
+/* 1,000 records that look right but for their signatures, under other peers' names and newer. */
+static void the_genuine_record_is_found_among_a_thousand_forgeries(void **state)
+{
+    (void)state;
+    enum { FORGERIES = 1000 };
+    struct net_node nodes[3];
+    struct rogue rogue;
+    struct net_event event;
+    uint8_t key[RECORD_KEY_BYTES];
+    struct directory_stats stats;
+
+    net_start_many(nodes, 3);
+    rogue_start(&rogue, &nodes[0]);
+    net_event_init(&event);
+    record_key_expert(swarm_record(nodes[0].swarm), "ffn.3", key);
+    for (uint32_t i = 0; i < FORGERIES; i++) {
+        struct identity stranger;
+        uint8_t seed[32] = {0};
+        struct bytes data = {0};
+        struct record r = net_expert(&nodes[0], "ffn.3", 6666, 60);
+        store_u32(seed, i / 2); /* two of each peer */
+        assert_int_equal(identity_from_seed(&stranger, seed, NULL), SKEP_OK);
+        r.seq = (uint64_t)clock_wall_ms() + 30000 + i;
+        assert_int_equal(
+            record_encode(&r, &stranger, swarm_record(nodes[0].swarm), key, &data, NULL), SKEP_OK);
+        data.data[data.len - 1] ^= 1; /* within the signature */
+        rogue_put(&rogue, key, 1000 + i, data.data, data.len, &event);
+        bytes_free(&data);
+    }
+    assert_true(net_event_wait(&event, FORGERIES));
+    assert_int_equal(net_declare_expert(&nodes[1], "ffn.3", 7001, 60, false), SKEP_OK);
+
+    struct lookup_result *r = net_get(&nodes[2], "ffn.3", 0);
+    assert_int_equal(r->status, SKEP_OK);
+    assert_int_equal(r->provider_count, 1);
+    assert_int_equal(r->providers[0].endpoints[0].port, 7001);
+    mem_free(r);
+    /* That it went through forgeries at all: they arrive, and are counted. */
+    assert_true(NET_UNTIL((directory_stats(net_directory(&nodes[2]), &stats),
+                           stats.records_refused >= FORGERIES / 2)));
+    rogue_stop(&rogue);
+    net_event_fini(&event);
+    net_stop_many(nodes, 3);
+}
+
+static void records_that_do_not_belong_are_refused(void **state)
+{
+    (void)state;
+    struct net_node nodes[2];
+    struct rogue rogue;
+    struct net_event event;
+    uint8_t key[RECORD_KEY_BYTES], other[RECORD_KEY_BYTES];
+    uint8_t noise[1024];
+
+    net_start_many(nodes, 2);
+    rogue_start(&rogue, &nodes[0]);
+    net_event_init(&event);
+    record_key_expert(swarm_record(nodes[0].swarm), "ffn.3", key);
+    record_key_expert(swarm_record(nodes[0].swarm), "ffn.4", other);
+    struct record right = net_expert(&nodes[0], "ffn.3", 6666, 60);
+    struct record wrong_uid = net_expert(&nodes[0], "ffn.4", 6666, 60);
+    struct record expired = net_expert(&nodes[0], "ffn.3", 6666, 60);
+    struct record endless = net_expert(&nodes[0], "ffn.3", 6666, 60);
+    expired.expires_at -= 3600;
+    endless.expires_at += 1000000;
+
+    struct bytes bad[] = {
+        encode(&nodes[0], &wrong_uid, key), /* another UID's */
+        encode(&nodes[0], &right, other),   /* signed for another key */
+        encode(&nodes[0], &expired, key),   encode(&nodes[0], &endless, key),
+        encode(&nodes[0], &right, key), /* to be cut */
+    };
+    enum { BAD = sizeof(bad) / sizeof(bad[0]) };
+    bad[4].len--;
+    for (size_t i = 0; i < BAD; i++) {
+        rogue_put(&rogue, key, 100 + i, bad[i].data, bad[i].len, &event);
+        bytes_free(&bad[i]);
+    }
+    memset(noise, 0x93, sizeof(noise));
+    rogue_put(&rogue, key, 200, noise, sizeof(noise), &event);
+    rogue_put(&rogue, key, 201, noise, 1, &event);
+    assert_true(net_event_wait(&event, BAD + 2));
+    assert_int_equal(net_get_status(&nodes[1], "ffn.3", 0), SKEP_NOT_FOUND);
+    struct directory_stats stats;
+    directory_stats(net_directory(&nodes[1]), &stats);
+    assert_true(stats.records_refused >= BAD);
+    rogue_stop(&rogue);
+    net_event_fini(&event);
+    net_stop_many(nodes, 2);
+}
+
+static void strangers_neither_read_nor_publish_in_a_private_swarm(void **state)
+{
+    (void)state;
+    struct net_node members[2], stranger;
+    struct swarm_key key, wrong;
+    uint8_t secret[32] = {1};
+
+    swarm_key_from_secret(&key, secret);
+    secret[0] = 2;
+    swarm_key_from_secret(&wrong, secret);
+    struct net_options member = {.key = &key};
+    struct net_options other = {.key = &wrong};
+
+    net_start_with(&members[0], NULL, 0, &member);
+    uint16_t port = net_port(&members[0]);
+    net_start_with(&members[1], &port, 1, &member);
+    net_start_with(&stranger, &port, 1, &other);
+    assert_true(swarm_wait_joined(members[1].swarm, net_deadline()));
+    assert_int_equal(net_declare_expert(&members[0], "ffn.3", 7001, 60, false), SKEP_OK);
+    assert_int_equal(net_get_port(&members[1], "ffn.3", 0), 7001);
+
+    assert_int_not_equal(net_declare_expert(&stranger, "ffn.4", 6666, 60, false), SKEP_OK);
+    assert_int_not_equal(net_get_status(&stranger, "ffn.3", 0), SKEP_OK);
+    assert_int_not_equal(net_get_status(&members[1], "ffn.4", 0), SKEP_OK);
+    net_stop(&stranger);
+    net_stop_many(members, 2);
+}
+
+/* A stranger in the same OpenDHT network: its records and sealed ones are useless to each other. */
+static void a_public_member_cannot_read_what_is_sealed(void **state)
+{
+    (void)state;
+    struct net_node nodes[2];
+    struct swarm_key key;
+    uint8_t secret[32] = {1}, dht_key[RECORD_KEY_BYTES];
+    struct rogue rogue;
+    struct net_event event;
+    struct bytes data = {0};
+
+    swarm_key_from_secret(&key, secret);
+    net_start_many(nodes, 2);
+    rogue_start(&rogue, &nodes[0]);
+    net_event_init(&event);
+    struct record_swarm sealed = *swarm_record(nodes[0].swarm);
+    sealed.key = &key;
+    struct record r = net_expert(&nodes[0], "ffn.3", 7001, 60);
+    record_key_expert(swarm_record(nodes[0].swarm), "ffn.3", dht_key);
+    r.seq = (uint64_t)clock_wall_ms();
+    assert_int_equal(record_encode(&r, &nodes[0].identity, &sealed, dht_key, &data, NULL), SKEP_OK);
+    rogue_put(&rogue, dht_key, 77, data.data, data.len, &event);
+    assert_true(net_event_wait(&event, 1));
+    assert_int_equal(net_get_status(&nodes[1], "ffn.3", 0), SKEP_NOT_FOUND);
+    bytes_free(&data);
+    rogue_stop(&rogue);
+    net_event_fini(&event);
+    net_stop_many(nodes, 2);
+}
+
+/* ---- bulk ---- */
+
+static void four_thousand_lookups_at_once_are_all_found(void **state)
+{
+    (void)state;
+    enum { KEYS = 4000, NODES = 10, PUBLISHERS = 4 };
+    struct net_node nodes[NODES];
+    char(*uids)[32] = mem_calloc(KEYS, sizeof(*uids));
+    const char **list = mem_calloc(KEYS, sizeof(*list));
+    struct record *records = mem_calloc(KEYS, sizeof(*records));
+    struct declaration *declarations = mem_calloc(KEYS, sizeof(*declarations));
+    size_t missing = 0, unpublished = 0;
+
+    net_start_many(nodes, NODES);
+    for (size_t i = 0; i < KEYS; i++) {
+        snprintf(uids[i], sizeof(uids[i]), "ffn.%zu.%zu", i / 64, i % 64);
+        list[i] = uids[i];
+        records[i] = net_expert(&nodes[i % PUBLISHERS], uids[i], (uint16_t)(1 + i), 300);
+        declarations[i].record = &records[i];
+        record_key_expert(swarm_record(nodes[0].swarm), uids[i], declarations[i].key);
+    }
+    for (size_t p = 0; p < PUBLISHERS; p++)
+        net_declare(&nodes[p], declarations + p * (KEYS / PUBLISHERS), KEYS / PUBLISHERS);
+    for (size_t i = 0; i < KEYS; i++)
+        unpublished += declarations[i].outcome != SKEP_OK;
+    assert_int_equal(unpublished, 0);
+
+    struct lookup_result *results = get_many(&nodes[NODES - 1], list, KEYS, 0);
+    for (size_t i = 0; i < KEYS; i++)
+        missing += results[i].status != SKEP_OK ||
+                   results[i].providers[0].endpoints[0].port != (uint16_t)(1 + i);
+    assert_int_equal(missing, 0);
+    mem_free(results);
+    mem_free(declarations);
+    mem_free(records);
+    mem_free(list);
+    mem_free(uids);
+    net_stop_many(nodes, NODES);
+}
+
+/* ---- deadlines and ends ---- */
+
+static void a_passed_deadline_answers_at_once(void **state)
+{
+    (void)state;
+    struct net_node nodes[2];
+    const char *uid = "ffn.1";
+    struct lookup_result *r = mem_calloc(1, sizeof(*r));
+    struct record record;
+    struct declaration declaration = {.record = &record};
+    struct net_event event;
+
+    net_start_many(nodes, 2);
+    record = net_expert(&nodes[0], uid, 7001, 60);
+    assert_int_equal(directory_get_wait(net_directory(&nodes[1]), &uid, 1, 0, 1, r, NULL), SKEP_OK);
+    assert_int_equal(r->status, SKEP_DEADLINE_EXCEEDED);
+    net_event_init(&event);
+    record_key_expert(swarm_record(nodes[0].swarm), uid, declaration.key);
+    assert_int_equal(directory_declare(net_directory(&nodes[0]), &declaration, 1, 1,
+                                       net_on_declared, &event, NULL),
+                     SKEP_OK);
+    assert_true(net_event_wait(&event, 1));
+    net_event_fini(&event);
+    mem_free(r);
+    net_stop_many(nodes, 2);
+}
+
+struct answers {
+    struct net_event event;
+    skep_status first;
+};
+
+static void on_found(void *arg, const struct lookup_result *results, size_t count)
+{
+    struct answers *a = arg;
+
+    a->first = results[0].status;
+    net_event_set(&a->event, count);
+}
+
+static void closing_ends_pending_lookups_as_cancelled(void **state)
+{
+    (void)state;
+    struct net_node node;
+    const char *uids[] = {"ffn.1", "ffn.2"};
+    struct answers a = {0};
+
+    net_event_init(&a.event);
+    net_start(&node, 0);
+    assert_int_equal(
+        directory_get(net_directory(&node), uids, 2, 0, CLOCK_NEVER, on_found, &a, NULL), SKEP_OK);
+    net_stop(&node);
+    assert_int_equal(a.event.count, 1);
+    assert_true(a.first == SKEP_CANCELLED || a.first == SKEP_UNAVAILABLE);
+    net_event_fini(&a.event);
+}
+
+static void a_cancelled_lookup_calls_back_once(void **state)
+{
+    (void)state;
+    struct net_node nodes[2];
+    const char *uid = "ffn.1";
+    struct answers a = {0};
+
+    net_event_init(&a.event);
+    net_start_many(nodes, 2);
+    assert_int_equal(
+        directory_get(net_directory(&nodes[1]), &uid, 1, 0, CLOCK_NEVER, on_found, &a, NULL),
+        SKEP_OK);
+    directory_get_cancel(net_directory(&nodes[1]), &a);
+    assert_true(net_event_wait(&a.event, 1));
+    net_stop_many(nodes, 2);
+    assert_int_equal(a.event.count, 1);
+    net_event_fini(&a.event);
+}
+
+static void records_that_cannot_be_published_are_told_one_by_one(void **state)
+{
+    (void)state;
+    struct net_node nodes[2];
+
+    net_start_many(nodes, 2);
+    struct record records[] = {net_expert(&nodes[0], "ffn.1", 7001, 60),
+                               net_expert(&nodes[0], "ffn.2", 0, 60),
+                               net_expert(&nodes[0], "ffn.3", 7003, 60)};
+    struct declaration declarations[3] = {
+        {.record = &records[0]}, {.record = &records[1]}, {.record = &records[2]}};
+    for (size_t i = 0; i < 3; i++)
+        record_key_expert(swarm_record(nodes[0].swarm), records[i].expert.uid, declarations[i].key);
+    net_declare(&nodes[0], declarations, 3);
+    assert_int_equal(declarations[0].outcome, SKEP_OK);
+    assert_int_equal(declarations[1].outcome, SKEP_INVALID_ARGUMENT);
+    assert_int_equal(declarations[2].outcome, SKEP_OK);
+    assert_true(records[2].seq > records[0].seq);
+    net_stop_many(nodes, 2);
+}
+
+static void making_a_directory_survives_any_failed_allocation(void **state)
+{
+    (void)state;
+    struct net_node node;
+    struct directory *d = NULL;
+    skep_status rc = SKEP_RESOURCE_EXHAUSTED;
+
+    net_start(&node, 0);
+    const struct directory_config config = {.runner = swarm_runner(node.swarm),
+                                            .identity = &node.identity,
+                                            .swarm = swarm_record(node.swarm)};
+    for (long nth = 1; rc != SKEP_OK && nth < 100; nth++) {
+        mem_fail_at(nth);
+        rc = directory_new(&config, &d, NULL);
+        bool pending = mem_fail_pending();
+        mem_fail_at(0);
+        if (rc != SKEP_OK)
+            assert_null(d);
+        assert_true(rc == SKEP_OK || !pending);
+    }
+    assert_int_equal(rc, SKEP_OK);
+    directory_free(d);
+    net_stop(&node);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(own_others_absent_and_invalid_uids_are_answered_in_order),
+        cmocka_unit_test(two_nodes_of_one_uid_are_both_found_freshest_first),
+        cmocka_unit_test(without_peers_nothing_blocks_and_a_late_joiner_finds_the_record),
+        cmocka_unit_test(a_peer_that_never_answers_holds_nothing_up),
+        cmocka_unit_test(an_offline_record_withdraws_a_peer),
+        cmocka_unit_test(a_new_endpoint_wins_over_the_old_one_of_the_same_peer),
+        cmocka_unit_test(a_record_is_gone_once_it_has_expired),
+        cmocka_unit_test(found_records_and_misses_are_remembered),
+        cmocka_unit_test(a_forgotten_peer_is_asked_for_anew),
+        cmocka_unit_test(the_genuine_record_is_found_among_a_thousand_forgeries),
+        cmocka_unit_test(records_that_do_not_belong_are_refused),
+        cmocka_unit_test(strangers_neither_read_nor_publish_in_a_private_swarm),
+        cmocka_unit_test(a_public_member_cannot_read_what_is_sealed),
+        cmocka_unit_test(four_thousand_lookups_at_once_are_all_found),
+        cmocka_unit_test(a_passed_deadline_answers_at_once),
+        cmocka_unit_test(closing_ends_pending_lookups_as_cancelled),
+        cmocka_unit_test(a_cancelled_lookup_calls_back_once),
+        cmocka_unit_test(records_that_cannot_be_published_are_told_one_by_one),
+        cmocka_unit_test(making_a_directory_survives_any_failed_allocation),
+    };
+    skep_log_set(SKEP_LOG_ERROR, NULL, NULL);
+    return cmocka_run_group_tests_name("directory", tests, NULL, NULL);
+}
