@@ -6,6 +6,7 @@
 #include "dht/runner.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -181,6 +182,18 @@ static void set_rates(struct opendht_ext_config *ext, bool unlimited)
     ext->max_peer_req_per_sec = unlimited ? -1 : 65536;
 }
 
+/* Starts OpenDHT with all signals blocked, so that its threads leave them to the main one. */
+static bool run_dht(dht_runner *dht, const struct opendht_ext_config *ext, char *why, size_t bytes)
+{
+    sigset_t all, before;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    bool ok = opendht_ext_run(dht, ext, why, bytes);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return ok;
+}
+
 static skep_status start(struct runner *runner, const struct runner_config *config,
                          const struct udp_port *port, struct skep_error *err)
 {
@@ -207,7 +220,7 @@ static skep_status start(struct runner *runner, const struct runner_config *conf
     runner->dht = dht_runner_new();
     if (runner->dht == NULL)
         return error_no_memory(err, "DHT runner", sizeof(struct runner));
-    if (!opendht_ext_run(runner->dht, &ext, why, sizeof(why)))
+    if (!run_dht(runner->dht, &ext, why, sizeof(why)))
         return error_set(err, SKEP_INTERNAL, "UDP %s: OpenDHT cannot start: %s",
                          endpoint_format(&config->listen, text), why);
     /* OpenDHT goes on quietly with one family if the other's port was taken meanwhile. */

@@ -3,7 +3,8 @@
  * messages. Bytes only; records are checked through the two policies.
  *
  * Threads: functions from any thread, none blocks unless said. Callbacks run on OpenDHT's thread:
- * they copy, queue, signal and return.
+ * they copy, queue, signal and return. They may put and get, but must not call runner_status(),
+ * runner_known_peers(), runner_public_address() or runner_free(): OpenDHT's own lock is held.
  */
 #ifndef SKEP_DHT_RUNNER_H
 #define SKEP_DHT_RUNNER_H
@@ -23,8 +24,8 @@ struct runner_config {
     const struct record_swarm *swarm; /* for the policies; borrowed until runner_free() */
     bool bootstrap_only;              /* `skep dht` */
     size_t storage_limit_bytes;       /* kept for others; default 64 MiB */
-    bool raise_rate_limits; /* benchmarks and large nodes; false: OpenDHT's defaults times what our
-                               paced bulk operations need (docs/decisions.md) */
+    bool raise_rate_limits; /* benchmarks: no limits at all; false: high enough for our paced bulk
+                               operations from one address */
 };
 
 /*
@@ -42,7 +43,8 @@ void runner_free(struct runner *runner, uint64_t deadline_us);
 
 uint16_t runner_port(const struct runner *runner);
 
-/* Contacts a peer: adds it to those OpenDHT tries. Numeric addresses only; does not block. */
+/* Contacts a peer: adds it to those OpenDHT tries. Numeric addresses only; does not block. While an
+ * answer is awaited and no peer is good yet, OpenDHT holds back puts and gets (up to 8 s). */
 void runner_contact(struct runner *runner, const struct address *address);
 
 struct runner_status {
@@ -71,7 +73,8 @@ void runner_cancel_put(struct runner *runner, const uint8_t key[static RECORD_KE
                        uint64_t value_id);
 
 /*
- * One value found. Return false to end the get early: `done` still comes, exactly once.
+ * One value found; in any order, and the same one may come twice. Return false to end the get
+ * early: `done` still comes, exactly once.
  * @param data  borrowed for the call.
  */
 typedef bool (*runner_value_fn)(void *arg, uint64_t value_id, const uint8_t *data, size_t len);

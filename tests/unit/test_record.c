@@ -671,22 +671,58 @@ static void keys_differ_by_swarm_kind_and_subject(void **state)
     assert_true(record_network_id(&open_swarm) != 0);
 }
 
-/* The figures of docs/records.md: a change of the format shows here first. */
+static void assert_hex(const uint8_t *data, size_t len, const char *expected)
+{
+    char hex[1024];
+
+    assert_true(len < sizeof(hex) / 2);
+    hex_encode(hex, data, len);
+    assert_string_equal(hex, expected);
+}
+
+/* The vectors of docs/records.md, made apart from this code: a change of format shows here first.
+ */
 static void keys_are_those_of_the_specification(void **state)
 {
     (void)state;
-    struct record_swarm swarm = {.name = "skep", .clock_skew_s = 60};
+    struct record_swarm open = {.name = "skep", .clock_skew_s = 60};
+    struct record_swarm closed = {.name = "skep", .key = &private_key, .clock_skew_s = 60};
     uint8_t key[RECORD_KEY_BYTES], peer[PEER_ID_BYTES] = {0x1f};
-    char hex[2 * RECORD_KEY_BYTES + 1];
 
-    record_key_expert(&swarm, "ffn.3.17", key);
-    hex_encode(hex, key, sizeof(key));
-    assert_string_equal(hex, "06c9de7e0d29221f09fd2c88b364a4d12813e4eb");
-    record_key_prefix(&swarm, "ffn.", peer, key);
-    hex_encode(hex, key, sizeof(key));
-    assert_string_equal(hex, "aa85b032f62c4af844ae403b74251eccaa29c183");
-    assert_int_equal(record_network_id(&swarm), 0xecbf742d);
+    assert_int_equal(record_network_id(&open), 0xecbf742d);
+    record_key_expert(&open, "ffn.3.17", key);
+    assert_hex(key, sizeof(key), "06c9de7e0d29221f09fd2c88b364a4d12813e4eb");
     assert_int_equal(record_shard(peer), 15);
+    record_key_prefix(&open, "ffn.", peer, key);
+    assert_hex(key, sizeof(key), "aa85b032f62c4af844ae403b74251eccaa29c183");
+    record_key_node(&open, publisher.peer_id, key);
+    assert_hex(key, sizeof(key), "ff5cf64d43f84101e0eef8b1f18390e6d9914be1");
+    assert_int_equal(record_network_id(&closed), 0x61f7252f);
+    record_key_expert(&closed, "ffn.3.17", key);
+    assert_hex(key, sizeof(key), "2512e19b2d1248d1b2c5c9cd6106ef54aeae8a51");
+}
+
+static void bytes_are_those_of_the_specification(void **state)
+{
+    (void)state;
+    struct record_swarm swarm = {.name = "skep", .clock_skew_s = 60};
+    struct record r = expert_record();
+    uint8_t key[RECORD_KEY_BYTES];
+
+    r.expert.endpoint_count = 1;
+    for (uint8_t i = 0; i < sizeof(r.expert.schema_digest); i++)
+        r.expert.schema_digest[i] = i;
+    assert_true(record_value_id(&r) == 0x37c5004b1724fdc0);
+    struct bytes data = encode(&r, &swarm, key);
+    assert_hex(data.data, data.len,
+               "970101c420cecc1507dc1ddd7295951c290888f095adb9044d1b73d696e6df065d683bd4"
+               "fccf000001a3185c5000ce6b49d23c86a3756964a866666e2e332e3137a9656e64706f69"
+               "6e747391ae3139322e302e322e373a34303030a5636c617373a366666ea6736368656d61"
+               "c410000102030405060708090a0b0c0d0e0fa8666561747572657301a46c6f616492cb40"
+               "2900000000000009c4409df5ab591b7399809b1674e2d8feff0748e48c0a272943182644"
+               "f8fee08fe57e2d12c48d018cec7c78041c730614d7618f04f0733df7d1f8a528910603f6"
+               "9b01");
+    bytes_free(&data);
 }
 
 static void types_cover_the_lifetimes(void **state)
@@ -762,6 +798,7 @@ int main(void)
         cmocka_unit_test(value_id_names_peer_and_subject_only),
         cmocka_unit_test(keys_differ_by_swarm_kind_and_subject),
         cmocka_unit_test(keys_are_those_of_the_specification),
+        cmocka_unit_test(bytes_are_those_of_the_specification),
         cmocka_unit_test(types_cover_the_lifetimes),
         cmocka_unit_test(every_allocation_may_fail),
     };

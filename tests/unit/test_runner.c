@@ -5,6 +5,7 @@
 #include "unit.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -239,6 +240,35 @@ static void low_descriptors_used_up_is_an_error_not_an_abort(void **state)
     assert_int_equal(waitpid(child, &how, 0), child);
     assert_true(WIFEXITED(how));
     assert_int_equal(WEXITSTATUS(how), 0);
+}
+
+static void a_port_that_may_not_be_bound_is_named(void **state)
+{
+    (void)state;
+    pid_t child = fork();
+
+    assert_true(child >= 0);
+    if (child == 0) {
+        struct runner_config config = {
+            .listen = {.host = "127.0.0.1", .port = 1}, .network_id = 7, .swarm = &swarm};
+        struct sockaddr_in one = {.sin_family = AF_INET, .sin_port = htons(1)};
+        struct runner *runner;
+        struct skep_error err;
+        int fd = socket(AF_INET, SOCK_DGRAM, 0);
+        if (geteuid() == 0 && setuid(65534) != 0)
+            _exit(100);
+        if (bind(fd, (struct sockaddr *)&one, sizeof(one)) == 0 || errno != EACCES)
+            _exit(77); /* this machine lets everybody bind it */
+        skep_status rc = runner_new(&config, &runner, &err);
+        _exit(rc == SKEP_PERMISSION_DENIED && strstr(err.message, "127.0.0.1:1") != NULL ? 0 : 1);
+    }
+    int how;
+    assert_int_equal(waitpid(child, &how, 0), child);
+    assert_true(WIFEXITED(how));
+    if (WEXITSTATUS(how) == 77)
+        print_message("ports below 1024 are free for all here\n");
+    else
+        assert_int_equal(WEXITSTATUS(how), 0);
 }
 
 static void what_one_node_puts_another_finds(void **state)
@@ -732,6 +762,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(low_descriptors_used_up_is_an_error_not_an_abort), /* forks: first */
+        cmocka_unit_test(a_port_that_may_not_be_bound_is_named),
         cmocka_unit_test(what_one_node_puts_another_finds),
         cmocka_unit_test(the_first_node_of_a_swarm_asks_at_once_when_somebody_joins),
         cmocka_unit_test(publishing_again_replaces_in_place),
