@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# The program's manners: help, versions, messages and exit codes of bad usage.
+#   cli_test.sh SKEP
+set -uo pipefail
+skep=$1
+work=$(mktemp -d "${TMPDIR:-/tmp}/skep-cli-XXXXXX")
+trap 'rm -rf "$work"' EXIT
+failures=0
+
+# expect CODE TEXT ARGUMENT...: the exit code, and a text in the output of either stream.
+expect() {
+    local code=$1 text=$2 output seen
+    shift 2
+    output=$("$skep" "$@" 2>&1 </dev/null)
+    seen=$?
+    if [ "$seen" -ne "$code" ] || ! grep -qF -- "$text" <<<"$output"; then
+        printf 'skep %s: exit code %s, expected %s and "%s" in:\n%s\n' "$*" "$seen" "$code" \
+            "$text" "$output" >&2
+        failures=$((failures + 1))
+    fi
+}
+
+expect 2 'Usage: skep COMMAND'
+expect 0 'Usage: skep COMMAND' --help
+expect 0 'Usage: skep COMMAND' help
+for library in skep OpenDHT libsodium oneDNN libuv msgpack-c jansson; do
+    expect 0 "$library " --version
+done
+expect 2 'did you mean keygen?' keygne
+expect 2 '"nonsense": unknown command' help nonsense
+
+# A switch this build does not have is refused, never ignored.
+expect 2 '--peer-to-peer: unknown option' keygen --peer-to-peer
+expect 2 'expected --identity or --swarm-key' keygen
+expect 2 '"extra": unexpected argument' keygen extra
+echo 'identty = x' >"$work/conf"
+expect 2 "$work/conf:1: \"identty\": unknown option of skep keygen, did you mean identity?" \
+    keygen --config "$work/conf"
+expect 2 'cannot open' keygen --config "$work/absent"
+
+expect 0 'identity of peer ' keygen --identity "$work/node.key"
+expect 1 "$work/node.key" keygen --identity "$work/node.key"
+expect 0 'key of a private swarm' keygen --swarm-key "$work/swarm.key"
+[ "$(stat -c %a "$work/node.key" "$work/swarm.key" | sort -u)" = 600 ] || {
+    echo 'key files have other modes than 600' >&2
+    failures=$((failures + 1))
+}
+"$skep" --version >/dev/full 2>/dev/null && {
+    echo 'a full disk behind standard output was not noticed' >&2
+    failures=$((failures + 1))
+}
+
+# Every command has a help that starts with an example.
+for command in $("$skep" help | sed -n '/^Commands:/,/^$/s/^  \([a-z-]*\) .*/\1/p'); do
+    [ "$command" = help ] || expect 0 'Example:' help "$command"
+    [ "$command" = help ] || expect 2 '--no-such-option: unknown option' "$command" --no-such-option
+done
+[ "$failures" -eq 0 ]

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# What libskep exports: every function of the public headers, and no name that does not begin with skep_.
+#   exports_test.sh LIBRARY INCLUDE_DIR
+set -euo pipefail
+library=$1
+headers=$2/skep
+
+exported=$(nm -D --defined-only "$library" | awk '{print $NF}' | sort -u)
+foreign=$(grep -v '^skep_' <<<"$exported" || true)
+if [ -n "$foreign" ]; then
+    printf 'exported, expected only names with skep_ in front:\n%s\n' "$foreign" >&2
+    exit 1
+fi
+
+# A declaration runs from SKEP_API to its semicolon; its name stands before the first bracket.
+declared=$(cat "$headers"/*.h | sed 's/^#.*//' | tr '\n' ' ' |
+    grep -oE 'SKEP_API[^;]*;' | grep -oE 'skep_[a-z0-9_]+ *\(' | tr -d ' (' | sort -u)
+missing=$(comm -23 <(printf '%s\n' "$declared") <(printf '%s\n' "$exported"))
+if [ -n "$missing" ]; then
+    printf 'declared in a public header and not exported:\n%s\n' "$missing" >&2
+    exit 1
+fi
+count=$(wc -l <<<"$declared")
+[ "$count" -ge 20 ] || { echo "only $count functions found in $headers" >&2; exit 1; }
+echo "$count functions, all exported, and nothing else"

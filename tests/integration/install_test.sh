@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Installs into a folder of its own, then builds and runs a small program against it in the two ways
+# that users have: pkg-config and find_package.
+#   install_test.sh BUILD_DIR CMAKE CC CXX
+set -euo pipefail
+build=$1
+cmake=$2
+cc=$3
+cxx=$4
+
+work=$(mktemp -d "${TMPDIR:-/tmp}/skep-install-XXXXXX")
+trap 'rm -rf "$work"' EXIT
+prefix=$work/prefix
+
+"$cmake" --install "$build" --prefix "$prefix" >"$work/install.log"
+libdir=$(dirname "$(find "$prefix" -name 'libskep.so')")
+export PKG_CONFIG_PATH=$libdir/pkgconfig
+export LD_LIBRARY_PATH=$libdir
+
+# Every public header stands on its own, in C and in C++.
+for header in "$prefix"/include/skep/*.h; do
+    name=skep/$(basename "$header")
+    echo "#include <$name>" | "$cc" -std=c17 -Wall -Wextra -Wstrict-prototypes -Werror \
+        $(pkg-config --cflags skep) -x c -fsyntax-only -
+    echo "#include <$name>" | "$cxx" -std=c++17 -Wall -Wextra -Werror \
+        $(pkg-config --cflags skep) -x c++ -fsyntax-only -
+done
+
+mkdir "$work/user"
+cat >"$work/user/user.c" <<'C'
+#include <skep/skep.h>
+#include <stdio.h>
+
+int main(void)
+{
+    struct skep_client_options options;
+    struct skep_client *client;
+    struct skep_error error;
+
+    skep_client_options_init(&options);
+    options.no_dht = true;
+    if (skep_client_new(&options, &client, &error) != SKEP_OK)
+        return fprintf(stderr, "%s\n", error.message), 1;
+    skep_client_free(client);
+    return puts(skep_status_name(SKEP_OK)) < 0;
+}
+C
+"$cc" -std=c17 -Wall -Werror "$work/user/user.c" $(pkg-config --cflags --libs skep) -o "$work/by_pc"
+[ "$("$work/by_pc")" = OK ]
+
+cat >"$work/user/CMakeLists.txt" <<'C'
+cmake_minimum_required(VERSION 3.25)
+project(user LANGUAGES C)
+find_package(skep 0.1 REQUIRED)
+add_executable(user user.c)
+target_link_libraries(user PRIVATE skep::skep)
+C
+"$cmake" -S "$work/user" -B "$work/user/build" -DCMAKE_PREFIX_PATH="$prefix" \
+    -DCMAKE_C_COMPILER="$cc" >"$work/configure.log" || { cat "$work/configure.log"; exit 1; }
+"$cmake" --build "$work/user/build" >"$work/build.log" || { cat "$work/build.log"; exit 1; }
+[ "$("$work/user/build/user")" = OK ]
+
+version=$(pkg-config --modversion skep)
+"$prefix/bin/skep" --version | grep -qx "skep $version"
+echo "installed, linked and run by pkg-config and by find_package: skep $version"
