@@ -64,19 +64,31 @@ static const char *parse_port(const char *text, bool any_port, uint16_t *out)
     return NULL;
 }
 
+/* The zone of an address, with its percent sign, or "". */
+static const char *zone_of(const char *host)
+{
+    return host + strcspn(host, "%");
+}
+
 /* An IPv6 address, perhaps with the zone of a link-local one: fe80::1%eth0. */
-static bool is_ipv6(const char *host)
+static bool parse_ipv6(const char *host, struct in6_addr *out)
 {
     char address[INET6_ADDRSTRLEN];
-    struct in6_addr parsed;
-    const char *zone = strchr(host, '%');
-    size_t len = zone != NULL ? (size_t)(zone - host) : strlen(host);
+    const char *zone = zone_of(host);
+    size_t len = (size_t)(zone - host);
 
-    if (len >= sizeof(address) || (zone != NULL && zone[1] == '\0'))
+    if (len >= sizeof(address) || (zone[0] == '%' && zone[1] == '\0'))
         return false;
     memcpy(address, host, len);
     address[len] = '\0';
-    return inet_pton(AF_INET6, address, &parsed) == 1;
+    return inet_pton(AF_INET6, address, out) == 1;
+}
+
+static bool is_ipv6(const char *host)
+{
+    struct in6_addr parsed;
+
+    return parse_ipv6(host, &parsed);
 }
 
 /* Whether the last label is a number: then the whole must be an IPv4 address, not a name. */
@@ -173,13 +185,13 @@ const char *endpoint_format(const struct endpoint *e, char text[static ENDPOINT_
     return text;
 }
 
-/* The address of a numeric host without a zone as IPv6, v4 ones mapped; in any spelling that the
- * system's resolver takes. */
+/* The address of a numeric host as IPv6, v4 ones mapped; in any spelling that the system's resolver
+ * takes. A zone is left out: the resolver takes one with any address, so ::1%1 is loopback too. */
 static bool numeric_host(const char *host, struct in6_addr *out)
 {
     struct in_addr v4;
 
-    if (inet_pton(AF_INET6, host, out) == 1)
+    if (parse_ipv6(host, out))
         return true;
     if (inet_aton(host, &v4) == 0)
         return false;
@@ -195,7 +207,7 @@ bool endpoint_equal(const struct endpoint *a, const struct endpoint *b)
     if (a->port != b->port)
         return false;
     if (numeric_host(a->host, &x) && numeric_host(b->host, &y))
-        return memcmp(&x, &y, sizeof(x)) == 0;
+        return memcmp(&x, &y, sizeof(x)) == 0 && strcmp(zone_of(a->host), zone_of(b->host)) == 0;
     return strcasecmp(a->host, b->host) == 0;
 }
 

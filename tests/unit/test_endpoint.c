@@ -150,6 +150,8 @@ static void kinds_of_host_are_told_apart(void **state)
         {"LocalHost", 1, 0},
         {"::ffff:127.0.0.1", 1, 0},
         {"127.1", 1, 0},
+        {"::1%1", 1, 0},
+        {"::ffff:127.0.0.1%1", 1, 0},
         {"", 0, 1},
         {"0.0.0.0", 0, 1},
         {"0", 0, 1},
@@ -159,6 +161,8 @@ static void kinds_of_host_are_told_apart(void **state)
         {"0:0:0:0:0:0:0:0", 0, 1},
         {"::ffff:0.0.0.0", 0, 1},
         {"::ffff:0:0", 0, 1},
+        {"::%1", 0, 1},
+        {"fe80::1%lo", 0, 0},
         {"10.0.0.1", 0, 0},
         {"2001:db8::1", 0, 0},
         {"host", 0, 0},
@@ -188,6 +192,9 @@ static void equality_looks_through_spelling(void **state)
     assert_true(endpoint_equal(&c, &d));
     assert_false(endpoint_equal(&d, &e));
     assert_false(endpoint_equal(&a, &d));
+    struct endpoint f = make("fe80::1%a", 1), g = make("fe80:0::1%a", 1), h = make("fe80::1%b", 1);
+    assert_true(endpoint_equal(&f, &g));
+    assert_false(endpoint_equal(&f, &h));
 }
 
 static void numeric_hosts_convert_without_dns(void **state)
