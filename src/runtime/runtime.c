@@ -344,9 +344,10 @@ static uint64_t next_look(struct runtime *runtime, uint64_t now_us, uint64_t *se
         runtime->watchdog_sleeps = true;
         return CLOCK_NEVER;
     }
-    if (batch != NULL && batch->pool->config.stall_timeout_us > 0)
-        return batch->started_us + batch->pool->config.stall_timeout_us;
-    return now_us + runtime->shortest_stall_us;
+    /* The next batch may be of a pool with less patience than the current one's. */
+    uint64_t until = now_us + runtime->shortest_stall_us;
+    uint64_t limit = batch != NULL ? batch->pool->config.stall_timeout_us : 0;
+    return limit > 0 && batch->started_us + limit < until ? batch->started_us + limit : until;
 }
 
 static void watchdog_look(struct runtime *runtime)

@@ -68,9 +68,11 @@ skep_status task_pool_new(struct runtime *runtime, const struct task_pool_config
         return error_no_memory(err, config->name, strlen(config->name));
     }
     pthread_mutex_lock(&runtime->lock);
-    if (config->stall_timeout_us > 0 &&
-        (runtime->shortest_stall_us == 0 || config->stall_timeout_us < runtime->shortest_stall_us))
+    if (config->stall_timeout_us > 0 && (runtime->shortest_stall_us == 0 ||
+                                         config->stall_timeout_us < runtime->shortest_stall_us)) {
         runtime->shortest_stall_us = config->stall_timeout_us;
+        pthread_cond_signal(&runtime->watch); /* it sleeps for as long as the others allow */
+    }
     pool->next_pool = runtime->pools;
     runtime->pools = pool;
     pthread_mutex_unlock(&runtime->lock);

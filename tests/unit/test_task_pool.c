@@ -712,6 +712,69 @@ static void stalled_batch_closes_its_group_and_spares_the_rest(void **state)
         call_fini(&calls[i]);
 }
 
+/* The watchdog sleeps without a timeout while no pool is watched, and for long beside a patient
+ * one.
+ */
+static void pools_made_after_the_start_are_watched(void **state)
+{
+    (void)state;
+    struct runtime *runtime = new_runtime();
+    struct fake patient = {.id = 1};
+    struct fake stuck[2] = {{.id = 2, .hold = true}, {.id = 3, .hold = true}};
+    struct task_pool_config config = {0};
+    struct call calls[3];
+
+    skep_log_set(SKEP_LOG_ERROR, NULL, NULL);
+    for (size_t i = 0; i < 3; i++)
+        call_init(&calls[i], 1, (float)i);
+    start(runtime);
+    submit(new_pool(runtime, &patient, config), &calls[0]);
+    WAIT_FOR(calls[0].done == 1);
+    for (size_t i = 0; i < 2; i++) {
+        config.stall_timeout_us = i == 0 ? 3600000000u : 30000;
+        submit(new_pool(runtime, &stuck[i], config), &calls[1 + i]);
+        if (i == 0) {
+            WAIT_FOR(stuck[0].held == 1);
+            set_hold(&stuck[0], false);
+            WAIT_FOR(calls[1].done == 1);
+        }
+    }
+    WAIT_FOR(stuck[1].stalled == 1);
+    set_hold(&stuck[1], false);
+    WAIT_FOR(calls[2].done == 1);
+    runtime_free(runtime);
+    for (size_t i = 0; i < 3; i++)
+        call_fini(&calls[i]);
+}
+
+static void an_impatient_pool_is_watched_behind_a_patient_one(void **state)
+{
+    (void)state;
+    struct runtime *runtime = new_runtime();
+    struct fake patient = {.id = 1, .hold = true};
+    struct fake stuck = {.id = 2, .hold = true};
+    struct task_pool *patient_pool =
+        new_pool(runtime, &patient, (struct task_pool_config){.stall_timeout_us = 3600000000u});
+    struct task_pool *stuck_pool =
+        new_pool(runtime, &stuck, (struct task_pool_config){.stall_timeout_us = 30000});
+    struct call calls[2];
+
+    skep_log_set(SKEP_LOG_ERROR, NULL, NULL);
+    for (size_t i = 0; i < 2; i++)
+        call_init(&calls[i], 1, (float)i);
+    submit(patient_pool, &calls[0]);
+    submit(stuck_pool, &calls[1]);
+    start(runtime); /* the watchdog's first looks meet the patient pool's batch */
+    WAIT_FOR(patient.held == 1);
+    set_hold(&patient, false);
+    WAIT_FOR(stuck.stalled == 1);
+    set_hold(&stuck, false);
+    WAIT_FOR(calls[0].done == 1 && calls[1].done == 1);
+    runtime_free(runtime);
+    for (size_t i = 0; i < 2; i++)
+        call_fini(&calls[i]);
+}
+
 static void stop_fails_what_is_queued_and_finishes_what_is_at_work(void **state)
 {
     (void)state;
@@ -915,6 +978,8 @@ int main(void)
         cmocka_unit_test(short_work_runs_on_the_submitting_thread),
         cmocka_unit_test(work_that_may_block_never_runs_on_the_submitting_thread),
         cmocka_unit_test(stalled_batch_closes_its_group_and_spares_the_rest),
+        cmocka_unit_test(pools_made_after_the_start_are_watched),
+        cmocka_unit_test(an_impatient_pool_is_watched_behind_a_patient_one),
         cmocka_unit_test(stop_fails_what_is_queued_and_finishes_what_is_at_work),
         cmocka_unit_test(starts_and_stops_two_hundred_times),
         cmocka_unit_test(many_submitters_each_get_their_own_answers),
