@@ -11,6 +11,7 @@
 #define CLI_COMMANDS(X)                                                                            \
     X(cmd_find, "find", "look experts up by UID")                                                  \
     X(cmd_call, "call", "call an expert: forward, backward, or show its schema")                   \
+    X(cmd_bench, "bench", "measure it on this machine")                                            \
     X(cmd_keygen, "keygen", "make the key file of a node or a private swarm")
 
 struct cli_command {

@@ -1,0 +1,13 @@
+/* The benchmarks of `skep bench NAME`: each a command of its own, argv[0] being its name. */
+#ifndef SKEP_CLI_BENCH_H
+#define SKEP_CLI_BENCH_H
+
+/* X(function, "name", "summary") */
+#define CLI_BENCHES(X)                                                                             \
+    X(bench_rpc, "rpc", "calls over the wire: latency, rate and throughput; start-up and memory")
+
+#define BENCH_DECLARE(function, name, summary) int function(int argc, char **argv);
+CLI_BENCHES(BENCH_DECLARE)
+#undef BENCH_DECLARE
+
+#endif

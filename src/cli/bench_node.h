@@ -1,0 +1,30 @@
+/* A `skep node` process for benchmarks: this program again, started, asked for its facts, ended. */
+#ifndef SKEP_CLI_BENCH_NODE_H
+#define SKEP_CLI_BENCH_NODE_H
+
+#include <jansson.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include <skep/status.h>
+
+struct bench_node {
+    pid_t pid;         /* 0: not running */
+    json_t *facts;     /* owned; what it printed once ready */
+    uint64_t start_ns; /* from before the process existed until its facts were here */
+};
+
+/*
+ * Starts `skep ARGUMENTS... --json` and waits for its line of facts.
+ * @param arguments  NULL-terminated, the subcommand first. Borrowed.
+ * @return SKEP_DEADLINE_EXCEEDED or SKEP_UNAVAILABLE if it does not get ready.
+ */
+SKEP_MUST_CHECK skep_status bench_node_start(struct bench_node *out, const char *const *arguments,
+                                             struct skep_error *err);
+/* SIGTERM, and SIGKILL if that is not enough. Zeroed is allowed. */
+void bench_node_stop(struct bench_node *node);
+/* Its resident memory in MiB; 0 if unknown. */
+double bench_node_resident_mib(const struct bench_node *node);
+/* A text among the facts; "" if absent. View of the node. */
+const char *bench_node_fact(const struct bench_node *node, const char *key);
+
+#endif

@@ -1,0 +1,48 @@
+/* skep bench: dispatches to the benchmarks. */
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/bench.h"
+#include "cli/command.h"
+#include "cli/options.h"
+#include "cli/output.h"
+
+static const struct cli_command benches[] = {
+#define BENCH_ROW(function, name, summary) {name, summary, function},
+    CLI_BENCHES(BENCH_ROW)
+#undef BENCH_ROW
+};
+enum { BENCH_COUNT = sizeof(benches) / sizeof(benches[0]) };
+
+static void print_help(FILE *out)
+{
+    fprintf(out,
+            "Example:\n  skep bench rpc\n\nMeasures Skep on this machine, each figure with its "
+            "baseline in the same run.\n\n");
+    for (int i = 0; i < BENCH_COUNT; i++)
+        fprintf(out, "  skep bench %-12s%s\n", benches[i].name, benches[i].summary);
+    fprintf(out, "\n`skep bench NAME --help` shows the options of one.\n");
+}
+
+int cmd_bench(int argc, char **argv)
+{
+    const char *names[BENCH_COUNT];
+
+    if (argc < 2) {
+        print_help(stderr);
+        return CLI_USAGE;
+    }
+    if (strcmp(argv[1], "--help") == 0) {
+        print_help(stdout);
+        return CLI_DONE;
+    }
+    for (int i = 0; i < BENCH_COUNT; i++) {
+        names[i] = benches[i].name;
+        if (strcmp(argv[1], benches[i].name) == 0)
+            return benches[i].run(argc - 1, argv + 1);
+    }
+    const char *near = options_nearest(argv[1], names, BENCH_COUNT);
+    return cli_usage_error("bench", "no benchmark \"%s\"%s%s%s", argv[1],
+                           near != NULL ? "; did you mean \"" : "", near != NULL ? near : "",
+                           near != NULL ? "\"?" : "");
+}
