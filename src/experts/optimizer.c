@@ -102,9 +102,8 @@ skep_status optimizer_init(struct optimizer *out, const struct skep_expert_optio
         .count = count,
     };
     if (optimizer_state_floats(options) == 2) {
-        /* Zeroed by the system, so an expert that never trains never pays for these pages. */
-        opt.m = mem_calloc(count, sizeof(*opt.m));
-        opt.v = mem_calloc(count, sizeof(*opt.v));
+        opt.m = floats_new_zeroed(count);
+        opt.v = floats_new_zeroed(count);
         if (opt.m == NULL || opt.v == NULL) {
             optimizer_fini(&opt);
             return error_no_memory(err, "optimizer state", 2 * count * sizeof(*opt.m));

@@ -13,7 +13,8 @@ enum { LANES = 16 };
 
 /* Unaligned loads and stores. */
 typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
-typedef double vec_double __attribute__((vector_size(128)));
+typedef float vec_half __attribute__((vector_size(32), aligned(4), may_alias));
+typedef double vec_double __attribute__((vector_size(64)));
 
 #define LOAD(p) (*(const vec *)(p))
 #define STORE(p, value) (*(vec *)(p) = (value))
@@ -220,17 +221,23 @@ static void SIMD_NAME(column_sums)(const float *x, size_t rows, size_t n, float 
 
 static double SIMD_NAME(sum_squares)(const float *x, size_t n)
 {
-    vec_double a = {0};
-    size_t j = 0;
-    double t[LANES];
+    vec_double sums[4] = {{0}};
+    double t[LANES / 2];
     double sum = 0.0;
+    size_t j = 0;
 
-    for (; j + LANES <= n; j += LANES) {
-        vec_double d = __builtin_convertvector(LOAD(x + j), vec_double);
-        a += d * d;
-    }
-    memcpy(t, &a, sizeof(t));
-    for (int i = 0; i < LANES; i++)
+    /* Four sums, so that an addition need not wait for the one before. */
+    for (; j + 2 * LANES <= n; j += 2 * LANES)
+        for (int k = 0; k < 4; k++) {
+            vec_half h = *(const vec_half *)(x + j + k * (LANES / 2));
+            vec_double d = __builtin_convertvector(h, vec_double);
+            sums[k] += d * d;
+        }
+    sums[0] += sums[1];
+    sums[2] += sums[3];
+    sums[0] += sums[2];
+    memcpy(t, &sums[0], sizeof(t));
+    for (int i = 0; i < LANES / 2; i++)
         sum += t[i];
     for (; j < n; j++)
         sum += (double)x[j] * (double)x[j];

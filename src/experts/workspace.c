@@ -42,6 +42,19 @@ static void *large_new(size_t bytes)
     return data;
 }
 
+float *floats_new_zeroed(size_t count)
+{
+    float *x = mem_calloc(count, sizeof(*x));
+    const uintptr_t mask = HUGE_PAGE_BYTES - 1;
+    uintptr_t first = ((uintptr_t)x + mask) & ~mask;
+    uintptr_t end = ((uintptr_t)x + count * sizeof(*x)) & ~mask;
+
+    /* Zeroed pages come from the system, untouched: no alignment can be asked for. */
+    if (x != NULL && first < end)
+        (void)madvise((void *)first, end - first, MADV_HUGEPAGE);
+    return x;
+}
+
 float *floats_new(size_t count)
 {
     size_t bytes;

@@ -38,5 +38,7 @@ float *workspace_cut(struct workspace *ws, size_t count);
 /* Memory for large arrays that live longer: on huge pages where the system allows it.
  * NULL if memory is short. Not initialized. Owned: mem_free(). */
 float *floats_new(size_t count);
+/* The same, zeroed; memory that is never written costs nothing. */
+float *floats_new_zeroed(size_t count);
 
 #endif
