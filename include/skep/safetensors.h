@@ -66,9 +66,9 @@ struct skep_named_tensor {
 
 /**
  * Writes a safetensors file: to a temporary name beside it, fsynced, then renamed and the folder
- * fsynced, so that the path holds the old file or the whole new one.
+ * fsynced, so that the path holds the old file or the whole new one. Tensors are written widest
+ * element type first, otherwise in the order given.
  * @param metadata  NULL-terminated list of key, value, key, value...; may be NULL. Borrowed.
- * Tensors are written widest element type first, otherwise in the order given.
  * @return SKEP_INVALID_ARGUMENT for a duplicate, empty or reserved name, text that is not UTF-8, an
  *         unusable tensor, or a path that is there and is no regular file;
  *         SKEP_RESOURCE_EXHAUSTED if the disk is full; SKEP_PERMISSION_DENIED, SKEP_NOT_FOUND or

@@ -108,6 +108,9 @@ bool options_begin(struct options *out, const struct option_table *table, int ar
                    int *exit_code);
 void options_free(struct options *o); /* NULL and zeroed are allowed */
 
+/* A ready-made check for lists of peers: each element is `host:port`, not `*` or 0. */
+skep_status options_check_endpoint(const char *text, struct skep_error *err);
+
 /* Values, by a name that is in the table under that kind (anything else aborts). Strings and lists
  * are views of o. */
 const char *options_string(const struct options *o, const char *name); /* or choice; NULL: unset */

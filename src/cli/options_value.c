@@ -167,6 +167,13 @@ skep_status option_parse_text(const struct option_spec *spec, const char *text, 
     return rc;
 }
 
+skep_status options_check_endpoint(const char *text, struct skep_error *err)
+{
+    struct endpoint e;
+
+    return endpoint_parse(&e, text, false, err);
+}
+
 /* Insertions, deletions and substitutions between two short names, row by row. */
 static size_t edit_distance(const char *a, const char *b)
 {

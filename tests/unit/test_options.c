@@ -58,6 +58,7 @@ static const struct option_spec specs[] = {
     {.name = "initial-peers",
      .kind = OPTION_LIST,
      .placeholder = "HOST:PORT,...",
+     .check = options_check_endpoint,
      .help = "peers to join"},
     {.name = "even", .kind = OPTION_LIST, .check = check_even, .help = "texts"},
 };
@@ -176,6 +177,8 @@ static void lists_are_repeated_and_separated_by_commas(void **state)
     refused(ARGS("--initial-peers", "a:1,"), "empty element");
     refused(ARGS("--initial-peers", ",a:1"), "empty element");
     refused(ARGS("--initial-peers", ""), "--initial-peers: \"\" has an empty element");
+    refused(ARGS("--initial-peers", "1.2.3.4:4222,5.6.7.8"),
+            "--initial-peers: endpoint \"5.6.7.8\": no port");
     refused(ARGS("--even", "ab,abc"), "--even: \"abc\" has an odd length");
 }
 

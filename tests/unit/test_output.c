@@ -1,8 +1,10 @@
 #include "unit.h"
 
+#include <pty.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
 #include "cli/output.h"
@@ -100,6 +102,53 @@ static void progress_elsewhere_than_on_a_terminal_is_lines(void **state)
     capture_expect("");
 }
 
+/* Opens a terminal to write to; what was written is read from *master. */
+static FILE *open_terminal(int *master)
+{
+    int slave;
+
+    setenv("TERM", "xterm", 1);
+    if (openpty(master, &slave, NULL, NULL, NULL) != 0)
+        return NULL;
+    return fdopen(slave, "w");
+}
+
+/* What came out of the terminal so far; all of it is there once the writer has closed. */
+static void read_terminal(int master, char *out, size_t cap)
+{
+    size_t used = 0;
+    ssize_t n;
+
+    while (used + 1 < cap && (n = read(master, out + used, cap - 1 - used)) > 0)
+        used += (size_t)n;
+    out[used] = '\0';
+    close(master);
+}
+
+static void terminal_gets_a_bar_and_bold_headers(void **state)
+{
+    (void)state;
+    static const char *const headers[] = {"a"};
+    struct table *t = table_new(headers, 1);
+    struct progress p;
+    char seen[2048];
+    int master;
+    FILE *terminal = open_terminal(&master);
+
+    if (terminal == NULL)
+        skip();
+    progress_start(&p, "training", 10, false, terminal);
+    progress_set(&p, 5, NULL);
+    progress_end(&p, "done");
+    assert_true(table_print(t, terminal));
+    fclose(terminal);
+    table_free(t);
+    read_terminal(master, seen, sizeof(seen));
+    assert_non_null(strstr(seen, "\rtraining [###############---------------] 5/10"));
+    assert_non_null(strstr(seen, "\033[1ma\r\n\033[0m"));
+    setenv("TERM", "dumb", 1);
+}
+
 static void json_is_printed_whole_or_reported(void **state)
 {
     (void)state;
@@ -131,6 +180,7 @@ int main(void)
         cmocka_unit_test(control_characters_do_not_reach_the_terminal),
         cmocka_unit_test(short_memory_is_told_when_printing),
         cmocka_unit_test(progress_elsewhere_than_on_a_terminal_is_lines),
+        cmocka_unit_test(terminal_gets_a_bar_and_bold_headers),
         cmocka_unit_test(json_is_printed_whole_or_reported),
         cmocka_unit_test(each_status_has_its_exit_code),
     };
