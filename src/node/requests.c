@@ -37,10 +37,10 @@ static void let_go(struct request *request)
 /* A tensor as announced, for the checks that look at shapes and types only. */
 static void tensor_of_descriptor(const struct tensor_descriptor *descriptor, DLTensor *out)
 {
-    static uint8_t no_data;
+    static _Alignas(64) uint8_t no_data[64]; /* aligned for any type, never read */
 
     *out = (DLTensor){
-        .data = &no_data,
+        .data = no_data,
         .device = {.device_type = kDLCPU},
         .ndim = descriptor->ndim,
         .dtype = descriptor->dtype,
