@@ -12,7 +12,7 @@
 #include <skep/status.h>
 
 enum {
-    UID_BYTES = 256, /* longest UID or prefix, with NUL; longer ones are refused */
+    UID_BYTES = 256,      /* longest UID or prefix, with NUL; longer ones are refused */
     UID_MAX_COORDS = 127, /* what fits UID_BYTES: "n" and as many ".0" */
 };
 
