@@ -10,6 +10,7 @@
     {.name = "initial-peers",                                                                      \
      .kind = OPTION_LIST,                                                                          \
      .placeholder = "HOST:PORT,...",                                                               \
+     .check = options_check_endpoint,                                                              \
      .help = "DHT peers of the swarm to join by"},                                                 \
         {.name = "swarm",                                                                          \
          .kind = OPTION_STRING,                                                                    \
