@@ -200,7 +200,9 @@ skep_status skep_tensor_bytes(const DLTensor *tensor, size_t *out, struct skep_e
     if (tensor->device.device_type != kDLCPU)
         return error_set(err, SKEP_INVALID_ARGUMENT, "tensor: on device type %d, expected CPU (%d)",
                          (int)tensor->device.device_type, (int)kDLCPU);
-    if (!is_contiguous(tensor))
+    /* Without elements nothing is strided, and the products of the other dimensions may overflow.
+     */
+    if (bytes > 0 && !is_contiguous(tensor))
         return error_set(err, SKEP_INVALID_ARGUMENT,
                          "tensor: strided, expected contiguous row-major elements");
     if (bytes > 0 && tensor->data == NULL)
@@ -226,8 +228,8 @@ skep_status tensor_slice(DLManagedTensor *base, int64_t first, int64_t rows, DLM
     *out = NULL;
     if (t->ndim < 1 || first < 0 || rows < 0 || first > t->shape[0] || rows > t->shape[0] - first)
         return error_set(err, SKEP_INVALID_ARGUMENT,
-                         "tensor: rows %lld to %lld of a tensor with %lld", (long long)first,
-                         (long long)first + rows - 1, (long long)(t->ndim < 1 ? 0 : t->shape[0]));
+                         "tensor: %" PRId64 " rows from row %" PRId64 " of a tensor with %" PRId64,
+                         rows, first, t->ndim < 1 ? (int64_t)0 : t->shape[0]);
     memcpy(shape, t->shape, (size_t)t->ndim * sizeof(*shape));
     shape[0] = rows;
     for (int i = 1; i < t->ndim; i++)

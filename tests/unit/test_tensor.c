@@ -96,6 +96,14 @@ static void strided_tensors_are_refused(void **state)
     assert_int_equal(bytes, 24);
     t.strides = transposed;
     assert_int_equal(skep_tensor_bytes(&t, &bytes, NULL), SKEP_INVALID_ARGUMENT);
+    int64_t empty[3] = {0, INT64_C(1) << 40, INT64_C(1) << 40};
+    int64_t of_empty[3] = {0, INT64_C(1) << 40, 1};
+    DLTensor none = t;
+    none.ndim = 3;
+    none.shape = empty;
+    none.strides = of_empty;
+    assert_int_equal(skep_tensor_bytes(&none, &bytes, NULL), SKEP_OK);
+    assert_int_equal(bytes, 0);
     t.strides = NULL;
     t.device.device_type = kDLCUDA;
     assert_int_equal(skep_tensor_bytes(&t, &bytes, NULL), SKEP_INVALID_ARGUMENT);
