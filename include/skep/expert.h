@@ -36,14 +36,26 @@ struct skep_expert_schema {
 /** Settings of one expert. Fill with skep_expert_options_init(), then change what differs. */
 struct skep_expert_options {
     size_t size;           /**< sizeof of this struct, set by _init: for later versions. */
-    const char *cls;       /**< class name: "ffn", "nop". Borrowed for the call. */
+    const char *cls;       /**< class name: "ffn", "nop". Strings are borrowed for the call. */
     int64_t hidden_dim;    /**< width of inputs and outputs; 1 to 65536. Default 1024. */
     uint64_t seed;         /**< of the initial parameters: equal seeds give equal experts. */
-    const char *optimizer; /**< "adam" (default), or "none". */
+    const char *optimizer; /**< "adam" (default), "adamw", "sgd" or "none". */
     double learning_rate;  /**< default 1e-3 */
-    double beta1;          /**< default 0.9 */
-    double beta2;          /**< default 0.999 */
-    double eps;            /**< default 1e-8 */
+    double beta1;          /**< of Adam; default 0.9 */
+    double beta2;          /**< of Adam; default 0.999 */
+    double eps;            /**< of Adam; default 1e-8 */
+    /** Decoupled in adamw, added to the gradient in adam and sgd, as PyTorch does. Negative (the
+     * default) takes PyTorch's own: 0.01 for adamw, 0 for the others. */
+    double weight_decay;
+    double momentum; /**< of sgd; default 0. Without dampening or Nesterov. */
+    /** If above 0: gradients whose L2 norm over all parameters is larger are scaled down to it. */
+    double clip_grad_norm;
+    /** "none" (default), "constant-with-warmup", "linear-with-warmup" (falls to 0 after the
+     * warm-up), or short "constant", "linear". The learning rate rises from 0, at the first step,
+     * over warmup_steps. */
+    const char *schedule;
+    uint64_t warmup_steps;   /**< default 0 */
+    uint64_t training_steps; /**< of "linear": the step at which it reaches 0; 1 or more. */
 };
 
 SKEP_API void skep_expert_options_init(struct skep_expert_options *options);

@@ -52,6 +52,8 @@ void skep_expert_options_init(struct skep_expert_options *options)
         .beta1 = 0.9,
         .beta2 = 0.999,
         .eps = 1e-8,
+        .weight_decay = -1.0,
+        .schedule = "none",
     };
 }
 

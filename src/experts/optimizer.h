@@ -10,14 +10,21 @@
 #include <skep/expert.h>
 #include <skep/status.h>
 
-enum optimizer_kind { OPTIMIZER_NONE, OPTIMIZER_ADAM };
+enum optimizer_kind { OPTIMIZER_NONE, OPTIMIZER_ADAM, OPTIMIZER_ADAMW, OPTIMIZER_SGD };
+enum optimizer_schedule { SCHEDULE_NONE, SCHEDULE_CONSTANT, SCHEDULE_LINEAR };
 
 struct optimizer {
     enum optimizer_kind kind;
+    enum optimizer_schedule schedule;
     double learning_rate;
     double beta1;
     double beta2;
     double eps;
+    double weight_decay;
+    double momentum;
+    double clip_grad_norm; /* 0: off */
+    uint64_t warmup_steps;
+    uint64_t training_steps;
     size_t count;  /* elements of each array */
     uint64_t step; /* steps done */
     float *m;      /* owned; NULL if the kind needs none */
@@ -35,6 +42,9 @@ SKEP_MUST_CHECK skep_status optimizer_init(struct optimizer *out,
                                            const struct skep_expert_options *options, size_t count,
                                            struct skep_error *err);
 void optimizer_fini(struct optimizer *opt); /* zeroed is allowed */
+
+/* The learning rate of the step that follows `steps_done` others. */
+double optimizer_rate(const struct optimizer *opt, uint64_t steps_done);
 
 /*
  * One step, in place. Nothing is changed unless all of it is done.

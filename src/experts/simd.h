@@ -22,12 +22,21 @@ struct simd_norm {
 /* Coefficients of one Adam or AdamW step, the same for every element. */
 struct simd_adam {
     float grad_scale; /* of clipping; 1 without */
+    float l2;         /* this times the parameter is added to the gradient */
     float decay;      /* parameters are multiplied by this first; 1 for Adam */
     float beta1;
     float beta2;
     float step_size; /* learning rate / (1 - beta1^t) */
     float root_bias; /* sqrt(1 - beta2^t) */
     float eps;
+};
+
+/* Coefficients of one step of SGD. */
+struct simd_sgd {
+    float grad_scale;
+    float l2;
+    float momentum;
+    float step_size;
 };
 
 struct simd_ops {
@@ -54,6 +63,8 @@ struct simd_ops {
     /* Sum of squares in double: not finite exactly if an element is not. */
     double (*sum_squares)(const float *x, size_t n);
     void (*adam)(float *p, float *m, float *v, const float *g, size_t n, const struct simd_adam *c);
+    /* m may be NULL: no momentum. */
+    void (*sgd)(float *p, float *m, const float *g, size_t n, const struct simd_sgd *c);
 };
 
 const struct simd_ops *simd_ops(void);

@@ -252,12 +252,29 @@ static void SIMD_NAME(adam)(float *restrict p, float *restrict m, float *restric
     const float rest2 = 1.0f - k.beta2;
 
     for (size_t i = 0; i < n; i++) {
-        float gi = g[i] * k.grad_scale;
+        float gi = g[i] * k.grad_scale + k.l2 * p[i];
         float mi = k.beta1 * m[i] + rest1 * gi;
         float vi = k.beta2 * v[i] + rest2 * gi * gi;
         m[i] = mi;
         v[i] = vi;
         p[i] = p[i] * k.decay - k.step_size * (mi / (sqrtf(vi) / k.root_bias + k.eps));
+    }
+}
+
+static void SIMD_NAME(sgd)(float *restrict p, float *restrict m, const float *restrict g, size_t n,
+                           const struct simd_sgd *c)
+{
+    const struct simd_sgd k = *c;
+
+    if (m == NULL) {
+        for (size_t i = 0; i < n; i++)
+            p[i] -= k.step_size * (g[i] * k.grad_scale + k.l2 * p[i]);
+        return;
+    }
+    /* The first step's momentum is the gradient itself, as m starts at zero. */
+    for (size_t i = 0; i < n; i++) {
+        m[i] = k.momentum * m[i] + (g[i] * k.grad_scale + k.l2 * p[i]);
+        p[i] -= k.step_size * m[i];
     }
 }
 
@@ -270,4 +287,5 @@ const struct simd_ops SIMD_NAME(simd_ops) = {
     .column_sums = SIMD_NAME(column_sums),
     .sum_squares = SIMD_NAME(sum_squares),
     .adam = SIMD_NAME(adam),
+    .sgd = SIMD_NAME(sgd),
 };

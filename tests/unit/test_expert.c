@@ -91,9 +91,38 @@ static void hyper_parameters_out_of_range_are_refused(void **state)
         o.learning_rate = bad_rate[i];
         expect_refused(&o, SKEP_INVALID_ARGUMENT, "learning rate");
     }
+    for (size_t i = 0; i < 2; i++) {
+        o = default_options("ffn");
+        o.weight_decay = bad_rate[i + 1];
+        expect_refused(&o, SKEP_INVALID_ARGUMENT, "weight decay");
+        o = default_options("ffn");
+        o.momentum = bad_beta[i + 2];
+        expect_refused(&o, SKEP_INVALID_ARGUMENT, "momentum");
+        o = default_options("ffn");
+        o.clip_grad_norm = bad_rate[i];
+        expect_refused(&o, SKEP_INVALID_ARGUMENT, "clip_grad_norm");
+    }
+    o = default_options("ffn");
+    o.schedule = "cosine";
+    expect_refused(&o, SKEP_INVALID_ARGUMENT, "cosine");
+    expect_refused(&o, SKEP_INVALID_ARGUMENT, "constant-with-warmup, linear-with-warmup");
+    o.schedule = "linear-with-warmup";
+    expect_refused(&o, SKEP_INVALID_ARGUMENT, "training steps");
     o = default_options("ffn");
     o.size = 0;
     expect_refused(&o, SKEP_INVALID_ARGUMENT, "skep_expert_options_init");
+}
+
+/* A caller compiled before the newer settings existed. */
+static void options_of_an_older_version_are_read(void **state)
+{
+    (void)state;
+    struct skep_expert_options o = default_options("ffn");
+
+    o.size = offsetof(struct skep_expert_options, weight_decay);
+    o.weight_decay = NAN;
+    o.schedule = "cosine";
+    expert_free(create(&o));
 }
 
 static void equal_seeds_give_equal_experts(void **state)
@@ -295,6 +324,7 @@ int main(void)
         cmocka_unit_test(hidden_dim_out_of_range_is_refused),
         cmocka_unit_test(experts_larger_than_the_machine_are_refused),
         cmocka_unit_test(hyper_parameters_out_of_range_are_refused),
+        cmocka_unit_test(options_of_an_older_version_are_read),
         cmocka_unit_test(equal_seeds_give_equal_experts),
         cmocka_unit_test(linear_parameters_start_uniform_and_norms_neutral),
         cmocka_unit_test(schema_mismatches_name_both_sides),

@@ -16,6 +16,7 @@
 #include "base/tensor.h"
 #include "experts/class.h"
 #include "experts/expert.h"
+#include "experts/optimizer.h"
 
 enum { MAX_FILES = 512, MAX_STEPS = 5, MAX_INPUTS = 2 };
 
@@ -119,23 +120,47 @@ static struct skep_expert_options options_of(const struct golden *g)
 /* False if the library has no such optimizer. */
 static bool add_optimizer(const struct golden *g, const char *opt, struct skep_expert_options *o)
 {
-    static const char *const unknown[] = {"clip_grad_norm", "schedule", "weight_decay", "momentum"};
     char key[64];
+    struct skep_error err;
 
-    for (size_t i = 0; i < sizeof(unknown) / sizeof(unknown[0]); i++)
-        if (number_of(g, opt, unknown[i], 0) != 0)
-            return false;
-    snprintf(key, sizeof(key), "opt.%s.schedule", opt);
-    const char *schedule = text_of(g, key);
-    if (schedule != NULL && strcmp(schedule, "none") != 0)
-        return false;
     snprintf(key, sizeof(key), "opt.%s.kind", opt);
     o->optimizer = text_of(g, key);
     o->learning_rate = number_of(g, opt, "lr", o->learning_rate);
     o->beta1 = number_of(g, opt, "beta1", o->beta1);
     o->beta2 = number_of(g, opt, "beta2", o->beta2);
     o->eps = number_of(g, opt, "eps", o->eps);
-    return o->optimizer != NULL && strcmp(o->optimizer, "adam") == 0;
+    o->weight_decay = number_of(g, opt, "weight_decay", 0.0);
+    o->momentum = number_of(g, opt, "momentum", 0.0);
+    o->clip_grad_norm = number_of(g, opt, "clip_grad_norm", 0.0);
+    snprintf(key, sizeof(key), "opt.%s.schedule", opt);
+    const char *schedule = text_of(g, key);
+    if (schedule != NULL) {
+        o->schedule = strcmp(schedule, "linear_warmup_decay") == 0 ? "linear" : schedule;
+        o->warmup_steps = (uint64_t)number_of(g, opt, "warmup_steps", 0.0);
+        o->training_steps = (uint64_t)number_of(g, opt, "total_steps", 0.0);
+    }
+    return optimizer_check(o, &err) == SKEP_OK;
+}
+
+/* The learning rates of steps 1 to 12, as the file lists them. */
+static void check_rates(const struct golden *g, const char *opt,
+                        const struct skep_expert_options *o)
+{
+    struct optimizer optimizer;
+    char key[64];
+
+    snprintf(key, sizeof(key), "opt.%s.lr_table", opt);
+    const char *table = text_of(g, key);
+    if (table == NULL)
+        return;
+    assert_int_equal(optimizer_init(&optimizer, o, 1, NULL), SKEP_OK);
+    for (uint64_t step = 0; *table != '\0'; step++) {
+        char *end;
+        double want = strtod(table, &end);
+        check_value("learning rate", opt, step + 1, optimizer_rate(&optimizer, step), want, 1e-12);
+        table = *end == ',' ? end + 1 : end;
+    }
+    optimizer_fini(&optimizer);
 }
 
 /* An expert with the file's parameters. */
@@ -343,6 +368,7 @@ static void check_optimizer(const struct golden *g, const char *opt)
         print_message("           optimizer %s is not known: skipped\n", opt);
         return;
     }
+    check_rates(g, opt, &o);
     struct expert *e = create(g, &o);
     for (size_t i = 0; i < g->input_count; i++) {
         grad_inputs[i] = like(g->inputs[i]);
