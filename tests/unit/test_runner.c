@@ -34,7 +34,7 @@ struct tally {
     const uint8_t *key; /* if set, only values that verify under it are counted */
     uint64_t last_id;
     uint8_t last[RECORD_MAX_BYTES];
-    size_t last_len;
+    size_t last_len, longest;
 };
 
 static void tally_init(struct tally *t)
@@ -71,6 +71,7 @@ static bool on_value(void *arg, uint64_t value_id, const uint8_t *data, size_t l
     pthread_mutex_lock(&t->lock);
     t->values++;
     t->last_id = value_id;
+    t->longest = len > t->longest ? len : t->longest;
     t->last_len = len < sizeof(t->last) ? len : 0;
     memcpy(t->last, data, t->last_len);
     pthread_mutex_unlock(&t->lock);
@@ -433,6 +434,44 @@ static void junk_is_not_stored_and_is_counted(void **state)
     stop(b);
 }
 
+static void long_prefix_records_travel(void **state)
+{
+    (void)state;
+    static const size_t counts[] = {200, 1600, 11000}; /* five bytes each: 1, 8 and 55 KB */
+    struct runner *a = start(), *b = start_joined(a), *c = start_joined(a);
+    static int64_t coords[11000];
+
+    for (size_t i = 0; i < 11000; i++)
+        coords[i] = (int64_t)i * 100000;
+    for (size_t i = 0; i < 3; i++) {
+        struct record r = {
+            .kind = RECORD_PREFIX,
+            .seq = (uint64_t)clock_wall_ms() + i,
+            .expires_at = clock_wall_ms() / 1000 + 60,
+            .prefix = {.prefix = "ffn.3.",
+                       .endpoint_count = 1,
+                       .endpoints = {{.host = "127.0.0.1", .port = 4000}},
+                       .parts = 1,
+                       .coord_count = counts[i],
+                       .coords = coords},
+        };
+        struct item item = {0};
+        memcpy(r.peer_id, publisher.peer_id, PEER_ID_BYTES);
+        record_key_prefix(&swarm, r.prefix.prefix, r.peer_id, item.key);
+        item.id = record_value_id(&r);
+        assert_int_equal(record_encode(&r, &publisher, &swarm, item.key, &item.data, NULL),
+                         SKEP_OK);
+        assert_true(put(b, &item));
+        struct tally found = get(c, item.key);
+        assert_true(found.values >= 1);
+        assert_int_equal(found.longest, item.data.len);
+        bytes_free(&item.data);
+    }
+    stop(a);
+    stop(b);
+    stop(c);
+}
+
 static void a_value_that_is_too_long_fails_at_once(void **state)
 {
     (void)state;
@@ -770,6 +809,7 @@ int main(void)
         cmocka_unit_test(a_get_may_end_at_its_first_value),
         cmocka_unit_test(a_stranger_cannot_overwrite),
         cmocka_unit_test(junk_is_not_stored_and_is_counted),
+        cmocka_unit_test(long_prefix_records_travel),
         cmocka_unit_test(a_value_that_is_too_long_fails_at_once),
         cmocka_unit_test(a_busy_port_is_named),
         cmocka_unit_test(addresses_of_others_and_the_public_network_are_refused),
