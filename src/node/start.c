@@ -14,10 +14,6 @@
 #include "node/memory.h"
 #include "node/pattern.h"
 
-#ifndef SKEP_VERSION
-#define SKEP_VERSION "0.1.0"
-#endif
-
 enum {
     JOIN_WAIT_MS = 10000,   /* before UIDs of a pattern are chosen */
     LOOKUP_WAIT_MS = 10000, /* whether they are taken */

@@ -1,0 +1,414 @@
+/* skep node: runs a node until SIGINT or SIGTERM. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include <skep/node.h>
+#include "base/error.h"
+#include "cli/command.h"
+#include "cli/options.h"
+#include "cli/output.h"
+#include "cli/signals.h"
+#include "dht/uid.h"
+
+enum { READY_TIMEOUT_MS = 5000 };
+
+static skep_status check_uid(const char *text, struct skep_error *err)
+{
+    struct uid uid;
+
+    return uid_parse(&uid, text, err);
+}
+
+static skep_status check_pattern(const char *text, struct skep_error *err)
+{
+    struct uid_pattern pattern;
+
+    return uid_pattern_parse(&pattern, text, err);
+}
+
+static const struct option_spec specs[] = {
+    /* where */
+    {.name = "listen",
+     .kind = OPTION_ENDPOINT,
+     .any_port = true,
+     .default_text = "0.0.0.0:*",
+     .help = "TCP endpoint to serve requests on; * as port picks one"},
+    {.name = "dht-listen",
+     .kind = OPTION_ENDPOINT,
+     .any_port = true,
+     .help = "UDP endpoint of the DHT; without it the host of --listen and any port"},
+    {.name = "announce",
+     .kind = OPTION_ENDPOINT,
+     .any_port = true,
+     .help = "endpoint to publish; without it that of --listen or, if that is a wildcard, the "
+             "address other peers see"},
+    /* swarm */
+    {.name = "initial-peers",
+     .kind = OPTION_LIST,
+     .placeholder = "HOST:PORT,...",
+     .check = options_check_endpoint,
+     .help = "DHT peers of the swarm to join; without them this node starts a swarm"},
+    {.name = "swarm",
+     .kind = OPTION_STRING,
+     .placeholder = "NAME",
+     .default_text = "skep",
+     .help = "name of the swarm"},
+    {.name = "swarm-key",
+     .kind = OPTION_STRING,
+     .placeholder = "PATH",
+     .help = "key file of a private swarm"},
+    {.name = "identity",
+     .kind = OPTION_STRING,
+     .placeholder = "PATH",
+     .help = "key file of this node, made if missing; without it a new identity each time"},
+    {.name = "peers-file",
+     .kind = OPTION_STRING,
+     .placeholder = "PATH",
+     .help = "where known peers are kept for the next start"},
+    {.name = "update-period",
+     .kind = OPTION_INT,
+     .min = 1,
+     .max = 1800,
+     .unit = "s",
+     .default_text = "30s",
+     .help = "time between two publications in the DHT"},
+    {.name = "no-dht", .kind = OPTION_FLAG, .help = "serve only: publish and look up nothing"},
+    {.name = "insecure-plaintext",
+     .kind = OPTION_FLAG,
+     .help = "no encryption and no proof of identity, for closed networks and benchmarks"},
+    /* experts */
+    {.name = "expert-uids",
+     .kind = OPTION_LIST,
+     .placeholder = "UID,...",
+     .check = check_uid,
+     .help = "experts to host"},
+    {.name = "expert-pattern",
+     .kind = OPTION_STRING,
+     .placeholder = "PATTERN",
+     .check = check_pattern,
+     .help = "host experts with random free UIDs of this pattern, such as ffn.[0:32].[0:256]"},
+    {.name = "num-experts",
+     .kind = OPTION_INT,
+     .min = 1,
+     .max = 100000,
+     .help = "how many of --expert-pattern; without it 1"},
+    {.name = "expert-cls",
+     .kind = OPTION_STRING,
+     .placeholder = "CLASS",
+     .default_text = "ffn",
+     .help = "class of the experts"},
+    {.name = "hidden-dim",
+     .kind = OPTION_INT,
+     .min = 1,
+     .max = 65536,
+     .default_text = "1024",
+     .help = "width of the experts' inputs and outputs"},
+    {.name = "optimizer",
+     .kind = OPTION_STRING,
+     .placeholder = "NAME",
+     .default_text = "adam",
+     .help = "how backward calls train the experts; none: not at all"},
+    {.name = "learning-rate",
+     .kind = OPTION_FLOAT,
+     .number_min = 0,
+     .number_max = 1e6,
+     .default_text = "0.001",
+     .help = "of the optimizer"},
+    {.name = "seed",
+     .kind = OPTION_INT,
+     .min = 0,
+     .max = INT64_MAX,
+     .help = "of the initial parameters: the same seed and UID give the same expert on every node; "
+             "without it random"},
+    /* batches */
+    {.name = "max-batch-size",
+     .kind = OPTION_INT,
+     .min = 1,
+     .max = INT32_MAX,
+     .unit = "rows",
+     .default_text = "4096",
+     .help = "most rows of one batch, and of one request"},
+    {.name = "min-batch-size",
+     .kind = OPTION_INT,
+     .min = 1,
+     .max = INT32_MAX,
+     .unit = "rows",
+     .default_text = "1",
+     .help = "rows to wait for, for at most --batch-timeout"},
+    {.name = "batch-timeout",
+     .kind = OPTION_INT,
+     .min = 0,
+     .max = 3600000,
+     .unit = "ms",
+     .default_text = "0",
+     .help = "how long to wait for more rows"},
+    {.name = "max-queued-tasks",
+     .kind = OPTION_INT,
+     .min = 1,
+     .max = INT32_MAX,
+     .default_text = "1024",
+     .help = "requests waiting for one expert and direction; more are refused"},
+    {.name = "stall-timeout",
+     .kind = OPTION_INT,
+     .min = 0,
+     .max = 86400000,
+     .unit = "ms",
+     .default_text = "60s",
+     .help = "an expert that takes longer for one batch is taken off the swarm; 0: never"},
+    {.name = "detect-anomalies",
+     .kind = OPTION_FLAG,
+     .help = "refuse NaN and infinity in requests and results"},
+    /* limits */
+    {.name = "num-handlers",
+     .kind = OPTION_INT,
+     .min = 1,
+     .max = 64,
+     .help = "I/O threads; without it 1 or 2, by the number of cores"},
+    {.name = "max-connections",
+     .kind = OPTION_INT,
+     .min = 1,
+     .max = 1 << 20,
+     .default_text = "4096",
+     .help = "open at once; more are refused"},
+    {.name = "max-message-bytes",
+     .kind = OPTION_INT,
+     .min = 4096,
+     .max = INT64_MAX - 1,
+     .unit = "bytes",
+     .default_text = "1G",
+     .help = "most bytes of one request or reply"},
+    {.name = "drain-timeout",
+     .kind = OPTION_INT,
+     .min = 0,
+     .max = 3600000,
+     .unit = "ms",
+     .default_text = "3s",
+     .help = "how long a stopping node finishes what is under way"},
+    {.name = "stats-report-interval",
+     .kind = OPTION_INT,
+     .min = 0,
+     .max = 86400,
+     .unit = "s",
+     .default_text = "0",
+     .help = "report statistics this often; 0: never"},
+    {.name = "json",
+     .kind = OPTION_FLAG,
+     .help = "print a line of JSON when ready, for each report and at the end"},
+};
+
+static const struct option_table table = {
+    .command = "node",
+    .summary = "Runs a node: hosts experts, publishes them in the swarm's DHT and serves forward "
+               "and backward requests until SIGINT or SIGTERM; a second signal ends it at once.",
+    .example = "skep node --listen 127.0.0.1:* --expert-uids ffn.0.0,ffn.0.1 --hidden-dim 64\n"
+               "skep node --initial-peers 192.0.2.7:4222 --expert-pattern 'ffn.[0:32].[0:256]' "
+               "--num-experts 16",
+    .specs = specs,
+    .count = OPTION_COUNT(specs),
+    .log_level = "info",
+};
+
+/* --- from options to a node ---------------------------------------------------------------- */
+
+/* Room for the texts that options of a node point to. */
+struct texts {
+    char listen[ENDPOINT_TEXT_BYTES];
+    char dht_listen[ENDPOINT_TEXT_BYTES];
+    char announce[ENDPOINT_TEXT_BYTES];
+};
+
+static const char *endpoint_text(const struct options *o, const char *name,
+                                 char out[static ENDPOINT_TEXT_BYTES])
+{
+    const struct endpoint *e = options_endpoint(o, name);
+
+    return e != NULL ? endpoint_format(e, out) : NULL;
+}
+
+static void fill_node_options(const struct options *o, struct texts *texts,
+                              struct skep_node_options *out)
+{
+    skep_node_options_init(out);
+    out->listen = endpoint_text(o, "listen", texts->listen);
+    out->dht_listen = endpoint_text(o, "dht-listen", texts->dht_listen);
+    out->announce = endpoint_text(o, "announce", texts->announce);
+    out->initial_peers = options_list(o, "initial-peers", &out->initial_peer_count);
+    out->peers_file = options_string(o, "peers-file");
+    out->no_dht = options_flag(o, "no-dht");
+    out->swarm = options_string(o, "swarm");
+    out->swarm_key = options_string(o, "swarm-key");
+    out->identity = options_string(o, "identity");
+    out->insecure_plaintext = options_flag(o, "insecure-plaintext");
+    out->update_period_s = (uint32_t)options_int(o, "update-period");
+    out->max_batch_size = options_int(o, "max-batch-size");
+    out->min_batch_size = options_int(o, "min-batch-size");
+    out->batch_timeout_ms = (uint32_t)options_int(o, "batch-timeout");
+    out->max_queued_tasks = (size_t)options_int(o, "max-queued-tasks");
+    out->stall_timeout_ms = (uint32_t)options_int(o, "stall-timeout");
+    out->detect_anomalies = options_flag(o, "detect-anomalies");
+    out->num_handlers = (unsigned)options_int(o, "num-handlers");
+    out->max_connections = (unsigned)options_int(o, "max-connections");
+    out->max_message_bytes = (uint64_t)options_int(o, "max-message-bytes");
+    out->drain_timeout_ms = (uint32_t)options_int(o, "drain-timeout");
+    if (!options_flag(o, "json")) /* else the reports are printed here */
+        out->stats_report_interval_s = (uint32_t)options_int(o, "stats-report-interval");
+}
+
+static skep_status choose_seed(const struct options *o, uint64_t *seed, struct skep_error *err)
+{
+    *seed = (uint64_t)options_int(o, "seed");
+    if (options_given(o, "seed") || getrandom(seed, sizeof(*seed), 0) == (ssize_t)sizeof(*seed))
+        return SKEP_OK;
+    return error_set(err, SKEP_INTERNAL, "seed: the system gives no random numbers");
+}
+
+static skep_status add_experts(const struct options *o, struct skep_node *node,
+                               struct skep_error *err)
+{
+    struct skep_expert_options expert;
+    const char *pattern = options_string(o, "expert-pattern");
+    size_t count;
+    const char *const *uids = options_list(o, "expert-uids", &count);
+    uint64_t seed;
+    skep_status rc = choose_seed(o, &seed, err);
+
+    skep_expert_options_init(&expert);
+    expert.cls = options_string(o, "expert-cls");
+    expert.hidden_dim = options_int(o, "hidden-dim");
+    expert.optimizer = options_string(o, "optimizer");
+    expert.learning_rate = options_float(o, "learning-rate");
+    for (size_t i = 0; i < count && rc == SKEP_OK; i++) {
+        expert.seed = skep_expert_seed(seed, uids[i]);
+        rc = skep_node_add_expert(node, uids[i], &expert, err);
+    }
+    if (rc == SKEP_OK && pattern != NULL) {
+        int64_t wanted = options_given(o, "num-experts") ? options_int(o, "num-experts") : 1;
+
+        expert.seed = seed;
+        rc = skep_node_add_pattern(node, pattern, (size_t)wanted, &expert, err);
+    }
+    return rc;
+}
+
+/* --- what programs read -------------------------------------------------------------------- */
+
+static json_t *json_experts(struct skep_node *node)
+{
+    json_t *list = json_array();
+    struct skep_expert_stats expert;
+
+    for (size_t i = 0; skep_node_expert_stats(node, i, &expert); i++)
+        json_array_append_new(list,
+                              json_pack("{s:s, s:s, s:I}", "uid", expert.uid, "class", expert.cls,
+                                        "parameters", (json_int_t)expert.parameters));
+    return list;
+}
+
+static void print_ready(struct skep_node *node)
+{
+    json_print(json_pack("{s:s, s:s, s:s, s:i, s:s, s:o}", "event", "ready", "peer_id",
+                         skep_node_peer_id(node), "endpoint", skep_node_endpoint(node), "dht_port",
+                         (int)skep_node_dht_port(node), "initial_peers",
+                         skep_node_initial_peer(node), "experts", json_experts(node)),
+               stdout);
+    fflush(stdout);
+}
+
+static json_t *json_pool(const struct skep_pool_stats *p)
+{
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "tasks",
+                     (json_int_t)p->tasks, "batches", (json_int_t)p->batches, "examples",
+                     (json_int_t)p->examples, "refused", (json_int_t)p->refused, "expired",
+                     (json_int_t)p->expired, "cancelled", (json_int_t)p->cancelled, "failed",
+                     (json_int_t)p->failed, "busy_us", (json_int_t)p->busy_us, "wait_us",
+                     (json_int_t)p->wait_us, "queued_tasks", (json_int_t)p->queued_tasks);
+}
+
+static void print_stats(struct skep_node *node, const char *event)
+{
+    struct skep_node_stats s;
+
+    skep_node_stats(node, &s);
+    json_print(json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}",
+                         "event", event, "uptime_ms", (json_int_t)s.uptime_ms, "connections",
+                         (json_int_t)s.connections_open, "calls", (json_int_t)s.calls,
+                         "calls_refused", (json_int_t)s.calls_refused, "inline_batches",
+                         (json_int_t)s.inline_batches, "stalls", (json_int_t)s.stalls, "bytes_in",
+                         (json_int_t)s.bytes_in, "bytes_out", (json_int_t)s.bytes_out, "dht_peers",
+                         (json_int_t)s.dht_peers, "publish_rounds", (json_int_t)s.publish_rounds,
+                         "publish_rounds_failed", (json_int_t)s.publish_rounds_failed, "forward",
+                         json_pool(&s.forward), "backward", json_pool(&s.backward)),
+               stdout);
+    fflush(stdout);
+}
+
+/* Waits for the end, reporting on the way. */
+static void wait_stopped(const struct options *o, struct skep_node *node)
+{
+    uint32_t interval_s = (uint32_t)options_int(o, "stats-report-interval");
+    uint32_t timeout_ms =
+        options_flag(o, "json") && interval_s > 0 ? interval_s * 1000 : UINT32_MAX;
+
+    while (!skep_node_wait(node, timeout_ms))
+        print_stats(node, "stats");
+}
+
+/* --- running ------------------------------------------------------------------------------- */
+
+static void stop(void *arg)
+{
+    skep_node_request_stop(arg);
+}
+
+static int run(const struct options *o, struct skep_node *node)
+{
+    bool json = options_flag(o, "json");
+    struct skep_error err = {0};
+    skep_status rc;
+
+    signals_begin(stop, node);
+    rc = skep_node_start(node, &err);
+    if (rc == SKEP_OK) {
+        if (json && skep_node_wait_ready(node, READY_TIMEOUT_MS, NULL) == SKEP_OK)
+            print_ready(node);
+        wait_stopped(o, node);
+        if (json)
+            print_stats(node, "stopped");
+    }
+    signals_end();
+    return rc == SKEP_OK ? CLI_DONE : cli_fail(table.command, &err);
+}
+
+int cmd_node(int argc, char **argv)
+{
+    struct options o;
+    struct texts texts;
+    struct skep_node_options node_options;
+    struct skep_node *node = NULL;
+    struct skep_error err = {0};
+    int code;
+
+    if (!options_begin(&o, &table, argc, argv, &code))
+        return code;
+    if (options_given(&o, "num-experts") && options_string(&o, "expert-pattern") == NULL) {
+        code = cli_usage_error(table.command, "--num-experts: goes with --expert-pattern");
+        goto out;
+    }
+    fill_node_options(&o, &texts, &node_options);
+    skep_status rc = skep_node_new(&node_options, &node, &err);
+    if (rc == SKEP_OK)
+        rc = add_experts(&o, node, &err);
+    if (rc == SKEP_OK)
+        code = run(&o, node);
+    else if (rc == SKEP_INVALID_ARGUMENT) /* options that do not go together */
+        code = cli_usage_error(table.command, "%s", err.message);
+    else
+        code = cli_fail(table.command, &err);
+
+out:
+    skep_node_free(node);
+    options_free(&o);
+    return code;
+}
