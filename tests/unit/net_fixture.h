@@ -216,6 +216,14 @@ static UNUSED_OK void wait_count(struct fixture *f, const unsigned *counter, uns
     assert_true(seen >= least);
 }
 
+static UNUSED_OK unsigned read_count(struct fixture *f, const unsigned *counter)
+{
+    pthread_mutex_lock(&f->lock);
+    unsigned seen = *counter;
+    pthread_mutex_unlock(&f->lock);
+    return seen;
+}
+
 /* ---- Life ---- */
 
 /* Fills in the configurations; a test may change them before fixture_start(). */
@@ -336,6 +344,14 @@ static void on_done(void *arg, const struct reply_headers *reply, DLManagedTenso
     }
     pthread_cond_broadcast(&w->changed);
     pthread_mutex_unlock(&w->lock);
+}
+
+static UNUSED_OK unsigned waiter_done(struct waiter *w)
+{
+    pthread_mutex_lock(&w->lock);
+    unsigned done = w->done;
+    pthread_mutex_unlock(&w->lock);
+    return done;
 }
 
 static void waiter_wait(struct waiter *w)

@@ -172,9 +172,9 @@ static void cancelled_call_ends_at_once_and_tells_the_server(void **state)
     assert_true(w.sent);
     wait_count(&f, &f.finished, 1);
     release_held(&f); /* a late answer: only frees */
-    assert_int_equal(f.gone_seen, 1);
+    wait_count(&f, &f.gone_seen, 1);
     assert_serves(&f);
-    assert_int_equal(w.done, 1);
+    assert_int_equal(waiter_done(&w), 1);
     waiter_fini(&w);
     fixture_end(&f);
 }
@@ -221,7 +221,7 @@ static void server_death_ends_calls_as_unavailable_and_sent(void **state)
     assert_int_equal(w.status, SKEP_UNAVAILABLE);
     assert_true(w.sent);
     waiter_fini(&w);
-    assert_int_equal(f.finished, 1); /* before server_stop() returned, in fact */
+    assert_int_equal(read_count(&f, &f.finished), 1); /* before server_stop() returned, in fact */
     fixture_end(&f);
 }
 
@@ -271,7 +271,7 @@ static void drain_lets_open_calls_end_and_takes_no_new_ones(void **state)
         waiter_fini(&late);
     } while (late.status == SKEP_OK && clock_mono_us() < deadline);
     assert_int_equal(late.status, SKEP_UNAVAILABLE);
-    assert_int_equal(open.done, 0);
+    assert_int_equal(waiter_done(&open), 0);
     release_held(&f);
     assert_true(server_wait_idle(f.server, clock_deadline_us(PATIENCE_MS)));
     server_stop(f.server);
