@@ -294,6 +294,15 @@ static skep_status add_experts(const struct options *o, struct skep_node *node,
 
 /* --- what programs read -------------------------------------------------------------------- */
 
+/* One event, one line: programs read them as they come. */
+static void print_event(json_t *event)
+{
+    if (event != NULL && json_dumpf(event, stdout, JSON_COMPACT) == 0)
+        putchar('\n');
+    json_decref(event);
+    fflush(stdout);
+}
+
 static json_t *json_experts(struct skep_node *node)
 {
     json_t *list = json_array();
@@ -308,12 +317,10 @@ static json_t *json_experts(struct skep_node *node)
 
 static void print_ready(struct skep_node *node)
 {
-    json_print(json_pack("{s:s, s:s, s:s, s:i, s:s, s:o}", "event", "ready", "peer_id",
-                         skep_node_peer_id(node), "endpoint", skep_node_endpoint(node), "dht_port",
-                         (int)skep_node_dht_port(node), "initial_peers",
-                         skep_node_initial_peer(node), "experts", json_experts(node)),
-               stdout);
-    fflush(stdout);
+    print_event(json_pack("{s:s, s:s, s:s, s:i, s:s, s:o}", "event", "ready", "peer_id",
+                          skep_node_peer_id(node), "endpoint", skep_node_endpoint(node), "dht_port",
+                          (int)skep_node_dht_port(node), "initial_peers",
+                          skep_node_initial_peer(node), "experts", json_experts(node)));
 }
 
 static json_t *json_pool(const struct skep_pool_stats *p)
@@ -331,17 +338,15 @@ static void print_stats(struct skep_node *node, const char *event)
     struct skep_node_stats s;
 
     skep_node_stats(node, &s);
-    json_print(json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}",
-                         "event", event, "uptime_ms", (json_int_t)s.uptime_ms, "connections",
-                         (json_int_t)s.connections_open, "calls", (json_int_t)s.calls,
-                         "calls_refused", (json_int_t)s.calls_refused, "inline_batches",
-                         (json_int_t)s.inline_batches, "stalls", (json_int_t)s.stalls, "bytes_in",
-                         (json_int_t)s.bytes_in, "bytes_out", (json_int_t)s.bytes_out, "dht_peers",
-                         (json_int_t)s.dht_peers, "publish_rounds", (json_int_t)s.publish_rounds,
-                         "publish_rounds_failed", (json_int_t)s.publish_rounds_failed, "forward",
-                         json_pool(&s.forward), "backward", json_pool(&s.backward)),
-               stdout);
-    fflush(stdout);
+    print_event(json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}",
+                          "event", event, "uptime_ms", (json_int_t)s.uptime_ms, "connections",
+                          (json_int_t)s.connections_open, "calls", (json_int_t)s.calls,
+                          "calls_refused", (json_int_t)s.calls_refused, "inline_batches",
+                          (json_int_t)s.inline_batches, "stalls", (json_int_t)s.stalls, "bytes_in",
+                          (json_int_t)s.bytes_in, "bytes_out", (json_int_t)s.bytes_out, "dht_peers",
+                          (json_int_t)s.dht_peers, "publish_rounds", (json_int_t)s.publish_rounds,
+                          "publish_rounds_failed", (json_int_t)s.publish_rounds_failed, "forward",
+                          json_pool(&s.forward), "backward", json_pool(&s.backward)));
 }
 
 /* Waits for the end, reporting on the way. */

@@ -106,10 +106,19 @@ static void log_experts(const struct skep_node *node)
 
 void node_log_facts(struct skep_node *node)
 {
+    char announced[ENDPOINT_TEXT_BYTES];
+    struct endpoint e = node->settings.announce;
+
+    if (e.port == 0)
+        e.port = node->port;
+    endpoint_format(&e, announced);
     if (node->settings.options.insecure_plaintext)
         log_warn("insecure_plaintext: calls are neither encrypted nor authenticated");
     log_info("node %s of swarm \"%s\"", node->settings.peer_id, node->settings.swarm);
-    log_info("serving on %s", node->endpoint);
+    if (node->settings.has_announce)
+        log_info("serving on %s, announced as %s", node->endpoint, announced);
+    else
+        log_info("serving on %s", node->endpoint);
     log_experts(node);
     if (node->swarm == NULL)
         return;

@@ -1,0 +1,63 @@
+/* SIGINT and SIGTERM: the first stops in order, the second at once. */
+#include "unit.h"
+
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "cli/signals.h"
+
+static atomic_int stops;
+
+static void stop(void *arg)
+{
+    atomic_fetch_add((atomic_int *)arg, 1);
+}
+
+static void first_signal_calls_stop_and_ends_the_wait(void **state)
+{
+    (void)state;
+    const int numbers[] = {SIGINT, SIGTERM};
+
+    for (int i = 0; i < 2; i++) {
+        atomic_store(&stops, 0);
+        signals_begin(stop, &stops);
+        assert_false(signals_wait(clock_deadline_us(1)));
+        assert_int_equal(raise(numbers[i]), 0);
+        assert_int_equal(atomic_load(&stops), 1);
+        assert_true(signals_wait(CLOCK_NEVER));
+        assert_true(signals_wait(CLOCK_NEVER)); /* asked again: still true */
+        signals_end();
+    }
+}
+
+static void second_signal_ends_the_process(void **state)
+{
+    (void)state;
+    int status = 0;
+    pid_t child = fork();
+
+    assert_true(child >= 0);
+    if (child == 0) {
+        signals_begin(NULL, NULL);
+        raise(SIGINT);
+        signals_wait(CLOCK_NEVER);
+        signals_end();
+        raise(SIGTERM);
+        _exit(0); /* not reached */
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 128 + SIGTERM);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(first_signal_calls_stop_and_ends_the_wait),
+        cmocka_unit_test(second_signal_ends_the_process),
+    };
+    return cmocka_run_group_tests_name("signals", tests, NULL, NULL);
+}
