@@ -83,7 +83,7 @@ skep_status bench_node_start(struct bench_node *out, const char *const *argument
         if (out->facts == NULL)
             rc = error_set(err, SKEP_INTERNAL, "the node's first line is not JSON");
     }
-    close(pipe_fds[0]);
+    out->facts_fd = pipe_fds[0];
     bytes_free(&line);
     if (rc != SKEP_OK)
         bench_node_stop(out);
@@ -105,6 +105,8 @@ void bench_node_stop(struct bench_node *node)
             poll(NULL, 0, 5); /* a child's end can be waited for with a deadline only by asking */
         }
     }
+    if (node->facts_fd > 0)
+        close(node->facts_fd);
     json_decref(node->facts);
     *node = (struct bench_node){0};
 }
