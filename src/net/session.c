@@ -206,6 +206,11 @@ void session_see_time(struct session *s, uint64_t now_us)
         s->now_us = now_us;
     for (; s->unstamped != NULL; s->unstamped = s->unstamped->all_next)
         s->unstamped->opened_us = s->now_us;
+    session_note_owing(s);
+}
+
+void session_note_owing(struct session *s)
+{
     if (!owes_bytes(s)) {
         s->owing = false;
     } else if (!s->owing) {

@@ -197,6 +197,8 @@ skep_status session_fail_silently(struct session *s, skep_status status, const c
     SKEP_PRINTF(3, 4);
 /* Tells the session the time. */
 void session_see_time(struct session *s, uint64_t now_us);
+/* Notes since when something is due to be sent. */
+void session_note_owing(struct session *s);
 
 /* session_handshake.c */
 
