@@ -35,10 +35,11 @@ struct skep_expert_schema {
 
 /** Settings of one expert. Fill with skep_expert_options_init(), then change what differs. */
 struct skep_expert_options {
-    size_t size;           /**< sizeof of this struct, set by _init: for later versions. */
-    const char *cls;       /**< class name: "ffn", "nop". Strings are borrowed for the call. */
-    int64_t hidden_dim;    /**< width of inputs and outputs; 1 to 65536. Default 1024. */
-    uint64_t seed;         /**< of the initial parameters: equal seeds give equal experts. */
+    size_t size;        /**< sizeof of this struct, set by _init: for later versions. */
+    const char *cls;    /**< class name: "ffn", "det_dropout", "swiglu", "nop". Strings are borrowed
+                           for the call. */
+    int64_t hidden_dim; /**< width of inputs and outputs; 1 to 65536. Default 1024. */
+    uint64_t seed;      /**< of the initial parameters: equal seeds give equal experts. */
     const char *optimizer; /**< "adam" (default), "adamw", "sgd" or "none". */
     double learning_rate;  /**< default 1e-3 */
     double beta1;          /**< of Adam; default 0.9 */
@@ -56,6 +57,10 @@ struct skep_expert_options {
     const char *schedule;
     uint64_t warmup_steps;   /**< default 0 */
     uint64_t training_steps; /**< of "linear": the step at which it reaches 0; 1 or more. */
+    /** Width inside "swiglu", 1 to 1048576; 0 (default) is 4 * hidden_dim. */
+    int64_t intermediate_dim;
+    bool float_mask; /**< "det_dropout" takes its mask as F32 instead of I64. */
+    bool evaluation; /**< "det_dropout" ignores its mask and scales nothing. */
 };
 
 SKEP_API void skep_expert_options_init(struct skep_expert_options *options);

@@ -10,6 +10,8 @@
 
 static const struct expert_class *const classes[] = {
     &expert_class_ffn,
+    &expert_class_det_dropout,
+    &expert_class_swiglu,
     &expert_class_nop,
 };
 

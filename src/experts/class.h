@@ -85,7 +85,9 @@ void plan_add_norm(struct expert_plan *plan, const char *name, int64_t n);
 
 #define EXPERT_NORM_EPS 1e-5f
 
+extern const struct expert_class expert_class_det_dropout;
 extern const struct expert_class expert_class_ffn;
 extern const struct expert_class expert_class_nop;
+extern const struct expert_class expert_class_swiglu;
 
 #endif

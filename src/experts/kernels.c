@@ -131,7 +131,7 @@ skep_status kernel_linear_grad_input(const float *dy, const float *weight, const
                                      float *dx, size_t rows, size_t in, size_t out,
                                      struct skep_error *err)
 {
-    if (add != NULL)
+    if (add != NULL && add != dx)
         memcpy(dx, add, rows * in * sizeof(*dx));
     return gemm('N', 'N', rows, in, out, dy, weight, add != NULL ? 1.0f : 0.0f, dx, err);
 }
@@ -245,6 +245,30 @@ void kernel_norm_backward(const struct simd_norm *norm, const float *x, const fl
     merge_parts(scratch + n, parts, n, out->bias);
     if (out->sum != NULL)
         merge_parts(scratch + 2 * n, parts, n, out->sum);
+}
+
+struct map_job {
+    simd_map fn;
+    const float *a;
+    const float *b;
+    float *c;
+    float *d;
+};
+
+static void map_range(void *arg, size_t first, size_t last, unsigned part)
+{
+    const struct map_job *j = arg;
+
+    (void)part;
+    j->fn(j->a + first, j->b != NULL ? j->b + first : NULL, j->c + first,
+          j->d != NULL ? j->d + first : NULL, last - first);
+}
+
+void kernel_map(simd_map fn, const float *a, const float *b, float *c, float *d, size_t n)
+{
+    struct map_job j = {fn, a, b, c, d};
+
+    parallel_range(n, GRAIN, TILE, map_range, &j);
 }
 
 struct squares_job {

@@ -27,7 +27,7 @@ SKEP_MUST_CHECK skep_status kernel_linear(const float *x, const float *weight, c
                                           const float *add, float *y, size_t rows, size_t in,
                                           size_t out, float *scratch, struct skep_error *err);
 
-/* dx[rows, in] = dy[rows, out] weight + add. add may be NULL. */
+/* dx[rows, in] = dy[rows, out] weight + add. add may be NULL, or dx itself. */
 SKEP_MUST_CHECK skep_status kernel_linear_grad_input(const float *dy, const float *weight,
                                                      const float *add, float *dx, size_t rows,
                                                      size_t in, size_t out, struct skep_error *err);
@@ -56,6 +56,9 @@ struct norm_grads {
 void kernel_norm_backward(const struct simd_norm *norm, const float *x, const float *y,
                           const float *mean, const float *rstd, size_t rows, float *grad,
                           const struct norm_grads *out, float *scratch);
+
+/* An elementwise function over large arrays; arguments as in simd.h. */
+void kernel_map(simd_map fn, const float *a, const float *b, float *c, float *d, size_t n);
 
 /* Sum of squares of a large array; not finite exactly if an element is not. */
 double kernel_sum_squares(const float *x, size_t n);

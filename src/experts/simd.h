@@ -9,6 +9,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 /* One layer norm over rows of n: y = (x - mean) * rstd * weight + bias, then ReLU if asked. */
 struct simd_norm {
@@ -39,6 +40,12 @@ struct simd_sgd {
     float step_size;
 };
 
+/*
+ * Elementwise functions of n elements: what a, b, c and d are is said with each. Inputs are a, b;
+ * outputs c, d; c may be an input too, and unused ones are NULL.
+ */
+typedef void (*simd_map)(const float *a, const float *b, float *c, float *d, size_t n);
+
 struct simd_ops {
     const char *name;
     /* dst[c][r] = src[r][c] for r < rows, c < cols; plus bias[r] and add[c][r] where not NULL.
@@ -65,6 +72,19 @@ struct simd_ops {
     void (*adam)(float *p, float *m, float *v, const float *g, size_t n, const struct simd_adam *c);
     /* m may be NULL: no momentum. */
     void (*sgd)(float *p, float *m, const float *g, size_t n, const struct simd_sgd *c);
+    /*
+     * Rows of n scores become weights that add up to 1, in place. Keys whose byte in `ignored`
+     * (n of them, for all rows; NULL: none) is not 0 get weight 0; if all are, all get 0.
+     */
+    void (*softmax)(float *x, size_t rows, size_t n, const uint8_t *ignored);
+    /* grad, dL/dweights, becomes scale * dL/dscores in place. */
+    void (*softmax_backward)(const float *weights, size_t rows, size_t n, float scale, float *grad);
+    simd_map relu;              /* c = max(a, 0) */
+    simd_map relu_backward;     /* c = c where a > 0, else 0 */
+    simd_map gelu;              /* c = a/2 (1 + erf(a / sqrt 2)) */
+    simd_map gelu_backward;     /* c *= gelu'(a) */
+    simd_map silu_mul;          /* c = silu(a) b */
+    simd_map silu_mul_backward; /* of silu(a) b, c being its gradient: c = da, d = db */
 };
 
 const struct simd_ops *simd_ops(void);

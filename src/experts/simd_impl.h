@@ -278,6 +278,8 @@ static void SIMD_NAME(sgd)(float *restrict p, float *restrict m, const float *re
     }
 }
 
+#include "experts/simd_math.h"
+
 const struct simd_ops SIMD_NAME(simd_ops) = {
     .name = SIMD_TEXT,
     .transpose = SIMD_NAME(transpose),
@@ -288,4 +290,12 @@ const struct simd_ops SIMD_NAME(simd_ops) = {
     .sum_squares = SIMD_NAME(sum_squares),
     .adam = SIMD_NAME(adam),
     .sgd = SIMD_NAME(sgd),
+    .softmax = SIMD_NAME(softmax),
+    .softmax_backward = SIMD_NAME(softmax_backward),
+    .relu = SIMD_NAME(relu),
+    .relu_backward = SIMD_NAME(relu_backward),
+    .gelu = SIMD_NAME(gelu),
+    .gelu_backward = SIMD_NAME(gelu_backward),
+    .silu_mul = SIMD_NAME(silu_mul),
+    .silu_mul_backward = SIMD_NAME(silu_mul_backward),
 };
