@@ -1,0 +1,1 @@
+skep_bench(bench_net MODULES net)
