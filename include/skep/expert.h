@@ -15,8 +15,8 @@ extern "C" {
 #define SKEP_EXPERT_NAME_BYTES 32
 
 /**
- * One input or output. Dimension 0 is the batch (`shape[0]` is -1); any other -1 means "any size,
- * the same for all tasks of a batch". `ndim` counts all of them.
+ * One input or output. Dimension 0 is the batch (`shape[0]` is -1); any other -1 means "any size
+ * from 1, the same for all tasks of a batch". `ndim` counts all of them.
  */
 struct skep_tensor_spec {
     char name[SKEP_EXPERT_NAME_BYTES];
@@ -35,11 +35,11 @@ struct skep_expert_schema {
 
 /** Settings of one expert. Fill with skep_expert_options_init(), then change what differs. */
 struct skep_expert_options {
-    size_t size;        /**< sizeof of this struct, set by _init: for later versions. */
-    const char *cls;    /**< class name: "ffn", "det_dropout", "swiglu", "nop". Strings are borrowed
-                           for the call. */
-    int64_t hidden_dim; /**< width of inputs and outputs; 1 to 65536. Default 1024. */
-    uint64_t seed;      /**< of the initial parameters: equal seeds give equal experts. */
+    size_t size;     /**< sizeof of this struct, set by _init: for later versions. */
+    const char *cls; /**< class name: "ffn", "transformer", "det_dropout", "swiglu", "nop". Strings
+                        are borrowed for the call. */
+    int64_t hidden_dim;    /**< width of inputs and outputs; 1 to 65536. Default 1024. */
+    uint64_t seed;         /**< of the initial parameters: equal seeds give equal experts. */
     const char *optimizer; /**< "adam" (default), "adamw", "sgd" or "none". */
     double learning_rate;  /**< default 1e-3 */
     double beta1;          /**< of Adam; default 0.9 */
@@ -59,6 +59,8 @@ struct skep_expert_options {
     uint64_t training_steps; /**< of "linear": the step at which it reaches 0; 1 or more. */
     /** Width inside "swiglu", 1 to 1048576; 0 (default) is 4 * hidden_dim. */
     int64_t intermediate_dim;
+    /** "transformer" takes a second input, BOOL [batch, sequence]: keys to ignore where true. */
+    bool padding_mask;
     bool float_mask; /**< "det_dropout" takes its mask as F32 instead of I64. */
     bool evaluation; /**< "det_dropout" ignores its mask and scales nothing. */
 };

@@ -9,10 +9,8 @@
 #include "experts/init.h"
 
 static const struct expert_class *const classes[] = {
-    &expert_class_ffn,
-    &expert_class_det_dropout,
-    &expert_class_swiglu,
-    &expert_class_nop,
+    &expert_class_ffn,    &expert_class_transformer, &expert_class_det_dropout,
+    &expert_class_swiglu, &expert_class_nop,
 };
 
 enum { CLASS_COUNT = sizeof(classes) / sizeof(classes[0]) };

@@ -89,5 +89,6 @@ extern const struct expert_class expert_class_det_dropout;
 extern const struct expert_class expert_class_ffn;
 extern const struct expert_class expert_class_nop;
 extern const struct expert_class expert_class_swiglu;
+extern const struct expert_class expert_class_transformer;
 
 #endif

@@ -44,7 +44,7 @@ bool expert_is_bounded(const struct expert *expert);
 
 /*
  * outputs[i] are allocated by the caller: expert_output_spec() shapes with the inputs' rows.
- * Inputs have been checked against the schema (expert_check_inputs()).
+ * Inputs have been checked against the schema (schema_check()).
  */
 SKEP_MUST_CHECK skep_status expert_forward(struct expert *expert, const DLTensor *inputs,
                                            DLTensor *outputs, struct skep_error *err);
@@ -67,8 +67,8 @@ SKEP_MUST_CHECK skep_status expert_gradients(struct expert *expert, const DLTens
 
 /*
  * Checks counts, types, dimensions and equal rows of a task's tensors against specs, the number
- * expected and got in the sentence, and that elements are aligned to their size. Rows (at least 1)
- * are given back.
+ * expected and got in the sentence, that no dimension is 0, and that elements are aligned to their
+ * size. Rows (at least 1) are given back.
  * @param what  "input" or "grad_output", for messages.
  */
 SKEP_MUST_CHECK skep_status schema_check(const struct skep_tensor_spec *specs, size_t spec_count,

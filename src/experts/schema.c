@@ -13,7 +13,7 @@
 
 enum { DIGEST_BYTES = 16, DESCRIPTION_BYTES = 128 };
 
-/* "[any, 64] F32" */
+/* "[any, 64] F32"; any is 1 or more. */
 static const char *describe_spec(const struct skep_tensor_spec *spec, char *text, size_t cap)
 {
     size_t used = 0;
@@ -35,7 +35,7 @@ static bool shape_matches(const struct skep_tensor_spec *spec, const DLTensor *t
     if (t->ndim != spec->ndim)
         return false;
     for (int i = 1; i < spec->ndim; i++)
-        if (spec->shape[i] >= 0 && t->shape[i] != spec->shape[i])
+        if (spec->shape[i] >= 0 ? t->shape[i] != spec->shape[i] : t->shape[i] < 1)
             return false;
     return true;
 }

@@ -26,7 +26,7 @@ static void unknown_names_are_refused_with_the_known_ones(void **state)
     struct skep_expert_options o = default_options("resnet");
 
     expect_refused(&o, SKEP_INVALID_ARGUMENT, "resnet");
-    expect_refused(&o, SKEP_INVALID_ARGUMENT, "ffn, det_dropout");
+    expect_refused(&o, SKEP_INVALID_ARGUMENT, "ffn, transformer, det_dropout, swiglu, nop");
     o.cls = NULL;
     expect_refused(&o, SKEP_INVALID_ARGUMENT, "ffn");
     o = default_options("ffn");

@@ -7,7 +7,6 @@
 
 #include "base/alloc.h"
 #include "expert_fixture.h"
-#include "experts/kernels.h"
 #include "experts/workspace.h"
 
 /* One forward into a new tensor. */
@@ -307,62 +306,109 @@ static void idle_scratch_memory_shrinks_after_a_peak(void **state)
     workspace_trim();
 }
 
-/* Every instruction set the CPU has computes what the plain one computes. */
-static void check_simd(const struct simd_ops *ops)
+/* A float tensor of any shape, filled as tensor_of() does. */
+static DLManagedTensor *sequences(int64_t batch, int64_t seq, int64_t width, unsigned seed)
 {
-    enum { N = 53, R = 19 };
-    static float x[R * N];
-    static float y[2][R * N];
-    static float t[2][R * N];
-    static float g[2][R * N];
-    float w[N];
-    float b[N];
-    float mean[2][R];
-    float rstd[2][R];
-    float sums[2][3 * N];
-    const struct simd_ops *both[2] = {&simd_ops_base, ops};
-    struct simd_norm norm = {w, b, N, 1e-5f, true};
+    const int64_t shape[3] = {batch, seq, width};
+    DLManagedTensor *flat = tensor_of(batch * seq, width, seed);
+    DLManagedTensor *t;
 
-    for (int i = 0; i < R * N; i++)
-        x[i] = sinf((float)i);
-    for (int i = 0; i < N; i++) {
-        w[i] = 1.0f + 0.1f * cosf((float)i);
-        b[i] = 0.1f * sinf((float)(7 * i));
-    }
-    for (int k = 0; k < 2; k++) {
-        memset(sums[k], 0, sizeof(sums[k]));
-        memcpy(g[k], x, sizeof(x));
-        both[k]->norm_forward(&norm, x, R, y[k], mean[k], rstd[k]);
-        both[k]->norm_backward(&norm, x, y[k], mean[k], rstd[k], R, g[k], sums[k], sums[k] + N,
-                               sums[k] + 2 * N);
-        both[k]->transpose(x, R, N, N, t[k], R, w, NULL);
-    }
-    for (int i = 0; i < R * N; i++) {
-        assert_true(fabsf(y[0][i] - y[1][i]) < 2e-6f);
-        assert_true(fabsf(g[0][i] - g[1][i]) < 2e-6f);
-        assert_true(t[0][i] == t[1][i]);
-        assert_true(t[1][(i % N) * R + i / N] == x[i] + w[i / N]);
-    }
-    for (int i = 0; i < 3 * N; i++)
-        assert_true(fabsf(sums[0][i] - sums[1][i]) < 1e-5f);
-    double squares = both[0]->sum_squares(x, R * N);
-    assert_true(fabs(both[1]->sum_squares(x, R * N) / squares - 1.0) < 1e-12);
-    x[R * N - 1] = INFINITY;
-    assert_true(!isfinite(both[1]->sum_squares(x, R * N)));
-    x[R * N - 1] = 0.0f;
-    x[5] = NAN;
-    assert_true(!isfinite(both[1]->sum_squares(x, R * N)));
+    assert_int_equal(skep_tensor_new(DTYPE_F32, 3, shape, &t, NULL), SKEP_OK);
+    memcpy(data_of(t), data_of(flat), (size_t)(batch * seq * width) * sizeof(float));
+    skep_tensor_free(flat);
+    return t;
 }
 
-static void instruction_sets_agree(void **state)
+static DLManagedTensor *mask_of(int64_t batch, int64_t seq, uint8_t value)
+{
+    const int64_t shape[2] = {batch, seq};
+    DLManagedTensor *t;
+
+    assert_int_equal(skep_tensor_new((DLDataType){SKEP_DL_BOOL, 8, 1}, 2, shape, &t, NULL),
+                     SKEP_OK);
+    memset(skep_tensor_data(&t->dl_tensor), value, (size_t)(batch * seq));
+    return t;
+}
+
+static struct expert *create_masked_transformer(void)
+{
+    struct skep_expert_options o = default_options("transformer");
+
+    o.padding_mask = true;
+    return create(&o);
+}
+
+/* Padding changes nothing about the positions that are not padding. */
+static void ignored_keys_do_not_matter(void **state)
 {
     (void)state;
-    check_simd(&simd_ops_base);
-    check_simd(simd_ops());
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        check_simd(&simd_ops_avx2);
-#endif
+    enum { SEQ = 70, LONG = 150 }; /* over one block of queries, and over two */
+    struct expert *e = create_masked_transformer();
+    DLManagedTensor *x = sequences(1, SEQ, HIDDEN, 1);
+    DLManagedTensor *padded = sequences(1, LONG, HIDDEN, 2);
+    DLManagedTensor *y = sequences(1, SEQ, HIDDEN, 3);
+    DLManagedTensor *padded_y = sequences(1, LONG, HIDDEN, 4);
+    DLManagedTensor *mask = mask_of(1, SEQ, 0);
+    DLManagedTensor *padded_mask = mask_of(1, LONG, 1);
+    const DLTensor in[2] = {x->dl_tensor, mask->dl_tensor};
+    const DLTensor padded_in[2] = {padded->dl_tensor, padded_mask->dl_tensor};
+
+    memcpy(data_of(padded), data_of(x), SEQ * HIDDEN * sizeof(float));
+    memset(skep_tensor_data(&padded_mask->dl_tensor), 0, SEQ);
+    assert_int_equal(expert_forward(e, in, &y->dl_tensor, NULL), SKEP_OK);
+    assert_int_equal(expert_forward(e, padded_in, &padded_y->dl_tensor, NULL), SKEP_OK);
+    for (int i = 0; i < SEQ * HIDDEN; i++)
+        assert_true(fabsf(data_of(y)[i] - data_of(padded_y)[i]) < 1e-5f);
+    skep_tensor_free(x);
+    skep_tensor_free(padded);
+    skep_tensor_free(y);
+    skep_tensor_free(padded_y);
+    skep_tensor_free(mask);
+    skep_tensor_free(padded_mask);
+    expert_free(e);
+}
+
+/* Strangers choose masks. */
+static void a_mask_of_everything_gives_finite_numbers(void **state)
+{
+    (void)state;
+    struct expert *e = create_masked_transformer();
+    DLManagedTensor *x = sequences(2, 9, HIDDEN, 1);
+    DLManagedTensor *dx = sequences(2, 9, HIDDEN, 1);
+    DLManagedTensor *mask = mask_of(2, 9, 1);
+    DLManagedTensor *d_mask = mask_of(2, 9, 1);
+    const DLTensor in[2] = {x->dl_tensor, mask->dl_tensor};
+    DLTensor grads[2] = {dx->dl_tensor, d_mask->dl_tensor};
+
+    assert_int_equal(expert_backward(e, in, &x->dl_tensor, grads, NULL), SKEP_OK);
+    assert_true(tensor_is_finite(&dx->dl_tensor));
+    assert_int_equal(*(uint8_t *)skep_tensor_data(&d_mask->dl_tensor), 0);
+    skep_tensor_free(x);
+    skep_tensor_free(dx);
+    skep_tensor_free(mask);
+    skep_tensor_free(d_mask);
+    expert_free(e);
+}
+
+static void a_mask_of_another_length_is_refused(void **state)
+{
+    (void)state;
+    struct expert *e = create_masked_transformer();
+    DLManagedTensor *x = sequences(2, 9, HIDDEN, 1);
+    DLManagedTensor *y = sequences(2, 9, HIDDEN, 1);
+    DLManagedTensor *mask = mask_of(2, 8, 0);
+    const DLTensor in[2] = {x->dl_tensor, mask->dl_tensor};
+    DLTensor grads[2] = {y->dl_tensor, mask->dl_tensor};
+    struct skep_error err;
+
+    assert_int_equal(expert_forward(e, in, &y->dl_tensor, &err), SKEP_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "length 8, expected 9"));
+    assert_int_equal(expert_backward(e, in, &x->dl_tensor, grads, &err), SKEP_INVALID_ARGUMENT);
+    assert_int_equal(expert_update_count(e), 0);
+    skep_tensor_free(x);
+    skep_tensor_free(y);
+    skep_tensor_free(mask);
+    expert_free(e);
 }
 
 int main(void)
@@ -376,7 +422,9 @@ int main(void)
         cmocka_unit_test(nop_passes_everything_through),
         cmocka_unit_test(a_pass_without_memory_fails_and_changes_nothing),
         cmocka_unit_test(idle_scratch_memory_shrinks_after_a_peak),
-        cmocka_unit_test(instruction_sets_agree),
+        cmocka_unit_test(ignored_keys_do_not_matter),
+        cmocka_unit_test(a_mask_of_everything_gives_finite_numbers),
+        cmocka_unit_test(a_mask_of_another_length_is_refused),
     };
     return cmocka_run_group_tests_name("expert passes", tests, NULL, NULL);
 }

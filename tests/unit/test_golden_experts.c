@@ -114,6 +114,8 @@ static struct skep_expert_options options_of(const struct golden *g)
     o.cls = text_of(g, "arch");
     o.hidden_dim = (int64_t)number_of(g, NULL, "hidden", 0);
     o.intermediate_dim = (int64_t)number_of(g, NULL, "ffn_dim", 0);
+    const char *padding = text_of(g, "padding_mask");
+    o.padding_mask = padding != NULL && strcmp(padding, "true") == 0;
     o.float_mask = g->input_count > 1 && g->inputs[1]->dtype.code == kDLFloat;
     o.optimizer = "none";
     return o;

@@ -1,0 +1,305 @@
+/*
+ * The class "transformer": a post-norm encoder layer without dropout, batch first, any length of
+ * sequence, optionally with a mask of keys to ignore. Source: tests/golden/README.md, section 3.
+ *
+ *     [q | k | v] = in_proj(x)     a = x + out_proj(attention)     n = norm1(a)
+ *     y = norm2(n + linear2(gelu(linear1(n))))
+ */
+#include "experts/class.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/tensor.h"
+#include "experts/attention.h"
+#include "experts/kernels.h"
+
+enum { HIDDEN, WIDE, HEADS, MASKED }; /* in plan->dims */
+enum { X, MASK };                     /* inputs */
+
+/* In PyTorch's order. */
+enum { W_IN, B_IN, W_OUT, B_OUT, W1, B1, W2, B2, NW1, NB1, NW2, NB2 };
+
+static skep_status describe(const struct skep_expert_options *options, struct expert_plan *plan,
+                            struct skep_error *err)
+{
+    const int64_t h = options->hidden_dim;
+    const int64_t heads = h % 16 == 0 ? 16 : 4;
+    const int64_t shape[3] = {-1, -1, h};
+    /* Xavier uniform, as nn.MultiheadAttention initializes the packed projection. */
+    const float xavier = (float)sqrt(6.0 / (double)(h + 3 * h));
+
+    if (h % heads != 0)
+        return error_set(err, SKEP_INVALID_ARGUMENT,
+                         "hidden_dim: %" PRId64 ", expected a multiple of 4 (the heads) for class "
+                         "transformer",
+                         h);
+    plan->dims[HIDDEN] = (size_t)h;
+    plan->dims[WIDE] = 4 * (size_t)h;
+    plan->dims[HEADS] = (size_t)heads;
+    plan->dims[MASKED] = options->padding_mask;
+    plan_add_input(plan, "x", DTYPE_F32, 3, shape);
+    if (options->padding_mask)
+        plan_add_input(plan, "padding_mask", (DLDataType){SKEP_DL_BOOL, 8, 1}, 2, shape);
+    plan_add_output(plan, "y", DTYPE_F32, 3, shape);
+    plan_add_parameter(plan, "self_attn.in_proj_weight", 3 * h, h, EXPERT_INIT_UNIFORM, xavier);
+    plan_add_parameter(plan, "self_attn.in_proj_bias", 3 * h, 0, EXPERT_INIT_ZEROS, 0.0f);
+    plan_add_linear(plan, "self_attn.out_proj", h, h, true);
+    plan->parameters[B_OUT].init = EXPERT_INIT_ZEROS;
+    plan_add_linear(plan, "linear1", h, 4 * h, true);
+    plan_add_linear(plan, "linear2", 4 * h, h, true);
+    plan_add_norm(plan, "norm1", h);
+    plan_add_norm(plan, "norm2", h);
+    return SKEP_OK;
+}
+
+/* A layer norm's input, output and statistics. Forward only: the output takes its input's place. */
+struct norm_state {
+    float *in;
+    float *out;
+    float *mean;
+    float *rstd;
+};
+
+struct scratch {
+    size_t positions; /* rows * sequence length */
+    size_t seq;
+    float *qkv;
+    float *heads; /* the attention's result */
+    struct norm_state first;
+    float *wide; /* before gelu */
+    float *act;  /* after; forward only: the same memory as `wide` */
+    struct norm_state second;
+    float *d_wide; /* backward only, as are the two below */
+    float *d_qkv;
+    float *norm;      /* kernel_norm_backward()'s */
+    float *linear;    /* kernel_linear()'s */
+    float *attention; /* attention.h's */
+};
+
+static struct norm_state cut_norm(const struct expert_call *call, size_t positions, bool backward)
+{
+    struct norm_state n;
+
+    n.in = workspace_cut(call->ws, positions * call->plan->dims[HIDDEN]);
+    n.out = backward ? workspace_cut(call->ws, positions * call->plan->dims[HIDDEN]) : n.in;
+    n.mean = workspace_cut(call->ws, positions);
+    n.rstd = workspace_cut(call->ws, positions);
+    return n;
+}
+
+static struct scratch cut_scratch(const struct expert_call *call, bool backward)
+{
+    struct workspace *ws = call->ws;
+    const size_t hidden = call->plan->dims[HIDDEN];
+    const size_t wide = call->plan->dims[WIDE];
+    const size_t seq = (size_t)call->inputs[X].shape[1];
+    const size_t n = call->rows * seq;
+    struct scratch s = {.positions = n, .seq = seq};
+
+    s.qkv = workspace_cut(ws, n * 3 * hidden);
+    s.heads = workspace_cut(ws, n * hidden);
+    s.first = cut_norm(call, n, backward);
+    s.wide = workspace_cut(ws, n * wide);
+    s.act = backward ? workspace_cut(ws, n * wide) : s.wide;
+    s.second = cut_norm(call, n, backward);
+    s.linear = workspace_cut(ws, kernel_linear_scratch(n, hidden, wide));
+    s.attention = workspace_cut(ws, attention_scratch(seq));
+    if (backward) {
+        s.d_wide = workspace_cut(ws, n * wide);
+        s.d_qkv = workspace_cut(ws, n * 3 * hidden);
+        s.norm = workspace_cut(ws, kernel_norm_backward_scratch(hidden));
+    }
+    return s;
+}
+
+static void measure(const struct expert_call *call, bool backward)
+{
+    (void)cut_scratch(call, backward);
+}
+
+static struct attention attention_of(const struct expert_call *call, const struct scratch *s)
+{
+    return (struct attention){
+        .batch = call->rows,
+        .seq = s->seq,
+        .heads = call->plan->dims[HEADS],
+        .width = call->plan->dims[HIDDEN],
+        .qkv = s->qkv,
+        .ignored = call->plan->dims[MASKED] ? skep_tensor_data(&call->inputs[MASK]) : NULL,
+        .scratch = s->attention,
+    };
+}
+
+static struct simd_norm norm_of(const struct expert_call *call, int weight)
+{
+    return (struct simd_norm){
+        .weight = call->params[weight],
+        .bias = call->params[weight + 1],
+        .n = call->plan->dims[HIDDEN],
+        .eps = EXPERT_NORM_EPS,
+    };
+}
+
+/* Shapes that a schema cannot tie together. */
+static skep_status check_mask(const struct expert_call *call, struct skep_error *err)
+{
+    if (!call->plan->dims[MASKED] || call->inputs[MASK].shape[1] == call->inputs[X].shape[1])
+        return SKEP_OK;
+    return error_set(err, SKEP_INVALID_ARGUMENT,
+                     "input 1 (padding_mask): sequence length %" PRId64 ", expected %" PRId64
+                     " as in input 0",
+                     call->inputs[MASK].shape[1], call->inputs[X].shape[1]);
+}
+
+/* From x to norm1's output. */
+static skep_status run_attention(const struct expert_call *call, const struct scratch *s,
+                                 struct skep_error *err)
+{
+    const size_t h = call->plan->dims[HIDDEN];
+    const float *x = skep_tensor_data(&call->inputs[X]);
+    const struct attention a = attention_of(call, s);
+    const struct simd_norm norm = norm_of(call, NW1);
+    skep_status rc = kernel_linear(x, call->params[W_IN], call->params[B_IN], NULL, s->qkv,
+                                   s->positions, h, 3 * h, s->linear, err);
+
+    if (rc == SKEP_OK)
+        rc = attention_forward(&a, s->heads, err);
+    if (rc == SKEP_OK)
+        rc = kernel_linear(s->heads, call->params[W_OUT], call->params[B_OUT], x, s->first.in,
+                           s->positions, h, h, s->linear, err);
+    if (rc == SKEP_OK)
+        kernel_norm(&norm, s->first.in, s->positions, s->first.out, s->first.mean, s->first.rstd);
+    return rc;
+}
+
+/* From norm1's output to norm2's input. */
+static skep_status run_feed_forward(const struct expert_call *call, const struct scratch *s,
+                                    struct skep_error *err)
+{
+    const size_t h = call->plan->dims[HIDDEN];
+    const size_t wide = call->plan->dims[WIDE];
+    skep_status rc = kernel_linear(s->first.out, call->params[W1], call->params[B1], NULL, s->wide,
+                                   s->positions, h, wide, s->linear, err);
+
+    if (rc != SKEP_OK)
+        return rc;
+    kernel_map(simd_ops()->gelu, s->wide, NULL, s->act, NULL, s->positions * wide);
+    return kernel_linear(s->act, call->params[W2], call->params[B2], s->first.out, s->second.in,
+                         s->positions, wide, h, s->linear, err);
+}
+
+static skep_status run(const struct expert_call *call, const struct scratch *s, float *y,
+                       struct skep_error *err)
+{
+    const struct simd_norm norm = norm_of(call, NW2);
+    skep_status rc = check_mask(call, err);
+
+    if (rc == SKEP_OK)
+        rc = run_attention(call, s, err);
+    if (rc == SKEP_OK)
+        rc = run_feed_forward(call, s, err);
+    if (rc == SKEP_OK)
+        kernel_norm(&norm, s->second.in, s->positions, y, s->second.mean, s->second.rstd);
+    return rc;
+}
+
+static skep_status forward(const struct expert_call *call, struct skep_error *err)
+{
+    struct scratch s = cut_scratch(call, false);
+
+    return run(call, &s, skep_tensor_data(&call->outputs[0]), err);
+}
+
+/* dz, the gradient of norm2's input, becomes that of norm1's output in dn. */
+static skep_status feed_forward_back(const struct expert_call *call, const struct scratch *s,
+                                     const float *dz, float *dn, struct skep_error *err)
+{
+    const size_t n = s->positions;
+    const size_t h = call->plan->dims[HIDDEN];
+    const size_t wide = call->plan->dims[WIDE];
+    skep_status rc = kernel_linear_grad_weight(dz, s->act, call->grads[W2], n, wide, h, err);
+
+    if (rc == SKEP_OK)
+        rc = kernel_linear_grad_input(dz, call->params[W2], NULL, s->d_wide, n, wide, h, err);
+    if (rc != SKEP_OK)
+        return rc;
+    kernel_map(simd_ops()->gelu_backward, s->wide, NULL, s->d_wide, NULL, n * wide);
+    kernel_column_sums(s->d_wide, n, wide, call->grads[B1]);
+    rc = kernel_linear_grad_weight(s->d_wide, s->first.out, call->grads[W1], n, h, wide, err);
+    if (rc == SKEP_OK)
+        rc = kernel_linear_grad_input(s->d_wide, call->params[W1], dz, dn, n, h, wide, err);
+    return rc;
+}
+
+/* da, the gradient of norm1's input, becomes that of x in dx. `spare` holds positions * hidden. */
+static skep_status attention_back(const struct expert_call *call, const struct scratch *s,
+                                  const float *da, float *spare, float *dx, struct skep_error *err)
+{
+    const size_t n = s->positions;
+    const size_t h = call->plan->dims[HIDDEN];
+    const float *x = skep_tensor_data(&call->inputs[X]);
+    const struct attention a = attention_of(call, s);
+    skep_status rc = kernel_linear_grad_weight(da, s->heads, call->grads[W_OUT], n, h, h, err);
+
+    if (rc == SKEP_OK)
+        rc = kernel_linear_grad_input(da, call->params[W_OUT], NULL, spare, n, h, h, err);
+    if (rc == SKEP_OK)
+        rc = attention_backward(&a, spare, s->d_qkv, err);
+    if (rc != SKEP_OK)
+        return rc;
+    kernel_column_sums(s->d_qkv, n, 3 * h, call->grads[B_IN]);
+    rc = kernel_linear_grad_weight(s->d_qkv, x, call->grads[W_IN], n, h, 3 * h, err);
+    if (rc == SKEP_OK)
+        rc = kernel_linear_grad_input(s->d_qkv, call->params[W_IN], da, dx, n, h, 3 * h, err);
+    return rc;
+}
+
+/* grad becomes the gradient of the norm's input; its column sums are those of the bias before. */
+static void norm_back(const struct expert_call *call, const struct scratch *s,
+                      const struct norm_state *state, int weight, int bias_before, float *grad)
+{
+    const struct simd_norm norm = norm_of(call, weight);
+    const struct norm_grads grads = {
+        .weight = call->grads[weight],
+        .bias = call->grads[weight + 1],
+        .sum = call->grads[bias_before],
+    };
+
+    kernel_norm_backward(&norm, state->in, NULL, state->mean, state->rstd, s->positions, grad,
+                         &grads, s->norm);
+}
+
+static skep_status backward(const struct expert_call *call, struct skep_error *err)
+{
+    struct scratch s = cut_scratch(call, true);
+    skep_status rc = run(call, &s, s.second.out, err);
+    float *dz = s.second.out; /* the output itself is not needed again */
+    float *dn = s.first.out;  /* nor is norm1's, once linear1's gradients are made */
+    float *dx = skep_tensor_data(&call->grad_inputs[X]);
+
+    if (rc != SKEP_OK)
+        return rc;
+    memcpy(dz, skep_tensor_data(&call->grad_outputs[0]),
+           s.positions * call->plan->dims[HIDDEN] * sizeof(*dz));
+    norm_back(call, &s, &s.second, NW2, B2, dz);
+    rc = feed_forward_back(call, &s, dz, dn, err);
+    if (rc != SKEP_OK)
+        return rc;
+    norm_back(call, &s, &s.first, NW1, B_OUT, dn);
+    rc = attention_back(call, &s, dn, dz, dx, err);
+    if (rc == SKEP_OK && call->plan->dims[MASKED])
+        memset(skep_tensor_data(&call->grad_inputs[MASK]), 0, s.positions);
+    return rc;
+}
+
+const struct expert_class expert_class_transformer = {
+    .name = "transformer",
+    .describe = describe,
+    .measure = measure,
+    .forward = forward,
+    .backward = backward,
+    .is_bounded = true,
+};
