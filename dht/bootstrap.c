@@ -34,6 +34,9 @@ enum {
     SOON_MS = 1000,     /* how long joining is watched that closely */
     JOINING_MS = 10000, /* the same, less closely */
 
+    /* Peers that contacted us count as dubious until they have answered us too. */
+    HURRY_MS = 500,
+
     MAX_KNOWN = 1024,
 };
 
@@ -64,7 +67,7 @@ struct bootstrap {
     size_t peer_count;
     struct address *known;
     size_t known_count;
-    uint64_t started_us, save_us;
+    uint64_t started_us, save_us, hurry_us;
     bool was_connected;
 
     pthread_mutex_t lock; /* guards the fields below */
@@ -295,6 +298,10 @@ static void look(struct bootstrap *b)
 
     runner_status(b->runner, &status);
     b->known_count = runner_known_peers(b->runner, b->known, MAX_KNOWN);
+    if (status.good_nodes == 0 && status.dubious_nodes > 0 && b->hurry_us <= clock_mono_us()) {
+        runner_hurry(b->runner);
+        b->hurry_us = after_ms(HURRY_MS);
+    }
     take_resolutions(b);
     contact_missing(b, status.good_nodes < PEER_FLOOR);
     tell(b, status.good_nodes);

@@ -299,7 +299,7 @@ static void ask_dht(struct directory *d, struct query *q, uint64_t now_us)
     d->gets_in_flight++;
     d->stats.gets++;
     directory_due(d, now_us + SLOT_HOLD_US);
-    runner_get(d->runner, q->key, inbox_on_value, inbox_on_done, ask);
+    runner_get_replies(d->runner, q->key, inbox_on_value, inbox_on_reply, inbox_on_done, ask);
 }
 
 void queries_start(struct directory *d, uint64_t now_us)
@@ -335,7 +335,7 @@ void query_done(struct directory *d, struct ask *ask, bool ok)
 /* An attempt came back without a record that verifies. */
 static void conclude_query(struct directory *d, struct query *q, bool has_peers, uint64_t now_us)
 {
-    bool last = q->own || q->attempts >= MAX_ATTEMPTS;
+    bool last = q->attempts >= MAX_ATTEMPTS || (q->own && q->verifications > 0);
 
     if (q->found.withdrawn > 0) {
         query_answer(d, q, SKEP_NOT_FOUND); /* whoever served it said so: nothing to doubt */
@@ -382,8 +382,7 @@ void queries_conclude(struct directory *d, bool has_peers, uint64_t now_us)
 /* Timers of a query that OpenDHT has. */
 static void asked_timers(struct directory *d, struct query *q, uint64_t now_us)
 {
-    uint64_t limit =
-        q->asked_us + (q->attempts < MAX_ATTEMPTS && !q->own ? ATTEMPT_US : LAST_ATTEMPT_US);
+    uint64_t limit = q->asked_us + (q->attempts < MAX_ATTEMPTS ? ATTEMPT_US : LAST_ATTEMPT_US);
 
     if (q->holds_slot && q->asked_us + SLOT_HOLD_US <= now_us)
         release_slot(d, q);
@@ -393,7 +392,7 @@ static void asked_timers(struct directory *d, struct query *q, uint64_t now_us)
         linger(d, q);
     } else if (limit > now_us) {
         directory_due(d, limit);
-    } else if (q->attempts < MAX_ATTEMPTS && !q->own) {
+    } else if (q->attempts < MAX_ATTEMPTS) {
         d->stats.get_retries++;
         release_slot(d, q);
         wait_for_slot(d, q);

@@ -3,7 +3,7 @@
  *
  * A round goes out at once, dated by our clock; the look for records of an earlier run goes out
  * beside it, not before it, because with dead nodes near a key it takes seconds. If it finds newer
- * ones (our clock was set back), a second round follows with higher seqs.
+ * ones (our clock was set back), another round follows at once with higher seqs.
  */
 #include "dht/handler.h"
 
@@ -28,7 +28,10 @@ enum {
     RETRY_FIRST_MS = 1000,
     LOOK_FOR_PEERS_MS = 200, /* while there are none */
     OWN_LOOKUP_MS = 10 * 1000,
-    SAMPLE_KEYS = 64,
+    /* Keys looked at for records of our own: in the first round, and in the later ones, where they
+     * tell whether what we publish arrives or is held to be older than what is there. */
+    FIRST_SAMPLE_KEYS = 64,
+    SAMPLE_KEYS = 8,
     VERSION_BYTES = 32,
     FAILED_LOG_MS = 60 * 1000,
 };
@@ -44,6 +47,7 @@ struct handler {
     struct thread thread;
     uint64_t issued_seq; /* the thread's alone */
     unsigned retries;    /* the same: since the last round without failures */
+    size_t samples;      /* the same: looks for records of our own */
 
     pthread_mutex_t lock; /* guards the fields below */
     pthread_cond_t changed;
@@ -246,18 +250,25 @@ static void withdraw(struct handler *h)
 
 /* ---- the thread ---- */
 
+/* Looks for records of our own, beside the round: newer ones than we know of mean that an earlier
+ * run was dated by a clock ahead of ours, and that the nodes that store it refuse ours. */
 static void find_own(struct handler *h)
 {
-    uint8_t keys[SAMPLE_KEYS * RECORD_KEY_BYTES];
-    size_t count = publication_sample_keys(h->publication, keys, SAMPLE_KEYS);
+    uint8_t keys[FIRST_SAMPLE_KEYS * RECORD_KEY_BYTES];
     struct skep_error err = {0};
 
     pthread_mutex_lock(&h->lock);
+    bool busy = h->looking_up;
     h->looking_up = true;
     pthread_mutex_unlock(&h->lock);
+    if (busy)
+        return;
+    size_t count = publication_sample_keys(h->publication, h->samples, keys,
+                                           h->samples == 0 ? FIRST_SAMPLE_KEYS : SAMPLE_KEYS);
+    h->samples++;
     if (directory_find_own(swarm_directory(h->swarm), keys, count, clock_deadline_us(OWN_LOOKUP_MS),
                            on_own, h, &err) != SKEP_OK) {
-        log_warn("handler: %s", err.message);
+        log_debug("handler: %s", err.message);
         on_own(h, 0);
     }
 }
@@ -323,10 +334,11 @@ static void run(void *arg)
     enum turn turn = TURN_ALL;
     uint64_t round_us = 0;
 
-    find_own(h);
     while (turn != TURN_CLOSE) {
-        if (turn == TURN_ALL)
+        if (turn == TURN_ALL) {
             round_us = next_round_us(h);
+            find_own(h);
+        }
         size_t failed = publish(h, turn == TURN_ALL ? PUBLISH_ALL : PUBLISH_FAILED);
         if (failed == 0)
             h->retries = 0;

@@ -95,6 +95,12 @@ static void append(struct inbox *inbox, struct inbox_event *event)
     *inbox->last = event;
     inbox->last = &event->next;
     inbox->bytes += event->len;
+}
+
+/* With the lock held. */
+static void wake(struct inbox *inbox)
+{
+    inbox->woken = true;
     pthread_cond_signal(&inbox->arrived);
 }
 
@@ -133,6 +139,13 @@ bool inbox_on_value(void *arg, uint64_t value_id, const uint8_t *data, size_t le
     return open;
 }
 
+void inbox_on_reply(void *arg)
+{
+    struct ask *ask = arg;
+
+    inbox_wake(ask->inbox);
+}
+
 void inbox_on_done(void *arg, bool ok)
 {
     struct ask *ask = arg;
@@ -145,6 +158,7 @@ void inbox_on_done(void *arg, bool ok)
         ask->done_event = NULL;
         event->ok = ok;
         append(inbox, event);
+        wake(inbox);
     }
     pthread_mutex_unlock(&inbox->lock);
     if (!open)
@@ -154,15 +168,14 @@ void inbox_on_done(void *arg, bool ok)
 void inbox_wake(struct inbox *inbox)
 {
     pthread_mutex_lock(&inbox->lock);
-    inbox->woken = true;
-    pthread_cond_signal(&inbox->arrived);
+    wake(inbox);
     pthread_mutex_unlock(&inbox->lock);
 }
 
 struct inbox_event *inbox_take(struct inbox *inbox, uint64_t deadline_us)
 {
     pthread_mutex_lock(&inbox->lock);
-    while (inbox->first == NULL && !inbox->woken)
+    while (!inbox->woken)
         if (!cond_wait_until(&inbox->arrived, &inbox->lock, deadline_us))
             break;
     inbox->woken = false;

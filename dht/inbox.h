@@ -38,7 +38,7 @@ struct inbox {
     pthread_cond_t arrived;
     struct inbox_event *first, **last;
     size_t bytes;
-    bool woken;
+    bool woken; /* there is something to take */
     bool closed;
     uint64_t dropped; /* values over a limit */
     atomic_uint refs;
@@ -65,8 +65,10 @@ void inbox_unref(struct inbox *inbox);
 struct ask *ask_new(struct inbox *inbox);
 void ask_unref(struct ask *ask);
 
-/* runner_value_fn, runner_done_fn and runner_put_fn; arg is the ask. Thread: OpenDHT's. */
+/* runner_value_fn, runner_reply_fn, runner_done_fn and runner_put_fn; arg is the ask. Values are
+ * queued without a word; the end of their reply wakes the directory. Thread: OpenDHT's. */
 bool inbox_on_value(void *arg, uint64_t value_id, const uint8_t *data, size_t len);
+void inbox_on_reply(void *arg);
 void inbox_on_done(void *arg, bool ok);
 
 /* Ends the current or next inbox_take(). Thread: any. */

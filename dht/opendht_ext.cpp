@@ -161,13 +161,17 @@ class operation
 
     bool values(const std::vector<std::shared_ptr<dht::Value>> &found) const
     {
+        bool more = true;
         for (const auto &value : found) {
             if (!value || !is_plain(*value))
                 continue;
-            if (!calls.value(calls.arg, value->id, value->data.data(), value->data.size()))
-                return false;
+            more = calls.value(calls.arg, value->id, value->data.data(), value->data.size());
+            if (!more)
+                break;
         }
-        return true;
+        if (calls.reply != nullptr)
+            calls.reply(calls.arg);
+        return more;
     }
     void done(bool ok) const
     {
@@ -270,6 +274,15 @@ void opendht_ext_contact(dht_runner *runner, const struct sockaddr *address, soc
         unwrap(runner)->bootstrap(dht::SockAddr(address, len));
     } catch (...) {
         /* A contact is a hint; the caller asks again while peers are missing. */
+    }
+}
+
+void opendht_ext_hurry(dht_runner *runner)
+{
+    try {
+        unwrap(runner)->connectivityChanged();
+    } catch (...) {
+        /* The round comes by itself, later. */
     }
 }
 

@@ -75,6 +75,7 @@ void opendht_ext_delete(dht_runner *runner);
 struct opendht_ext_calls {
     /* One value of our types; data borrowed for the call. False ends a get early. NULL in a put. */
     bool (*value)(void *arg, uint64_t value_id, const uint8_t *data, size_t len);
+    void (*reply)(void *arg);         /* after the values of one reply; may be NULL */
     void (*done)(void *arg, bool ok); /* at least once unless OpenDHT drops the operation */
     void (*release)(void *arg);
     void *arg;
@@ -89,6 +90,9 @@ void opendht_ext_get(dht_runner *runner, const uint8_t key[OPENDHT_EXT_KEY_BYTES
 
 /* Pings a numeric address and adds it to the nodes OpenDHT tries. */
 void opendht_ext_contact(dht_runner *runner, const struct sockaddr *address, socklen_t len);
+
+/* Brings OpenDHT's next round of maintenance forward, in which it pings peers that contacted us. */
+void opendht_ext_hurry(dht_runner *runner);
 
 struct opendht_ext_stats {
     unsigned good_nodes, dubious_nodes;

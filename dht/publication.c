@@ -9,7 +9,7 @@
 #include "base/error.h"
 
 /* A coordinate takes at most 9 bytes as msgpack, and endpoints about 1.2 KB. */
-enum { PART_COORDS = 6000 };
+enum { PART_COORDS = 6000, NODE_ITEMS = 2 };
 _Static_assert(PART_COORDS * 9 + 4096 <= RECORD_MAX_PREFIX_BYTES, "a part fits its record");
 
 struct hosted {
@@ -178,7 +178,7 @@ static void add_items(struct publication *p, const struct identity *identity)
             end++;
         add_prefix(p, first, end, identity->peer_id);
     }
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < NODE_ITEMS; i++) {
         struct item *item = &p->items[p->item_count++];
         item->kind = RECORD_NODE;
         if (i == 0)
@@ -211,7 +211,7 @@ skep_status publication_new(const struct record_swarm *swarm, const struct ident
     size_t members = 0;
     for (size_t i = 0; i < count; i++)
         members += p->experts[i].uid.coord_count;
-    size_t items = count + members + 2; /* at most: every prefix may be its own */
+    size_t items = count + members + NODE_ITEMS; /* at most: every prefix may be its own */
     p->members = mem_calloc(members, sizeof(*p->members));
     p->items = mem_calloc(items, sizeof(*p->items));
     p->records = mem_calloc(items, sizeof(*p->records));
@@ -416,13 +416,17 @@ size_t publication_note(struct publication *p, uint64_t *highest_seq)
     return failed;
 }
 
-size_t publication_sample_keys(const struct publication *p, uint8_t *keys, size_t cap)
+size_t publication_sample_keys(const struct publication *p, size_t turn, uint8_t *keys, size_t cap)
 {
+    size_t others = p->item_count - NODE_ITEMS;
     size_t n = p->item_count < cap ? p->item_count : cap;
 
-    /* From the end: the node's own record is put last in every round, so it has the highest seq
-     * unless its put failed; the prefixes before it are the next best. */
-    for (size_t i = 0; i < n; i++)
-        memcpy(keys + i * RECORD_KEY_BYTES, p->items[p->item_count - 1 - i].key, RECORD_KEY_BYTES);
+    /* The node's own record is put last in every round, so it has the highest seq unless its put
+     * failed. */
+    for (size_t i = 0; i < n; i++) {
+        size_t item =
+            i < NODE_ITEMS ? p->item_count - 1 - i : (turn * cap + i - NODE_ITEMS) % others;
+        memcpy(keys + i * RECORD_KEY_BYTES, p->items[item].key, RECORD_KEY_BYTES);
+    }
     return n;
 }

@@ -61,7 +61,9 @@ size_t publication_round(struct publication *publication, const struct publicati
 /* Notes the outcomes. Returns how many failed; *highest_seq gets the newest seq given out. */
 size_t publication_note(struct publication *publication, uint64_t *highest_seq);
 
-/* At most `cap` of our keys, as a sample for directory_find_own(); the node's first. */
-size_t publication_sample_keys(const struct publication *publication, uint8_t *keys, size_t cap);
+/* At most `cap` of our keys, as a sample for directory_find_own(): the node's first, then others,
+ * beginning at another one for each `turn`. Returns how many. */
+size_t publication_sample_keys(const struct publication *publication, size_t turn, uint8_t *keys,
+                               size_t cap);
 
 #endif

@@ -51,6 +51,7 @@ struct operation {
     struct runner *runner;
     struct operation *next, *prev; /* guarded by runner->lock */
     runner_value_fn value;
+    runner_reply_fn reply; /* NULL: not wanted */
     runner_done_fn done;
     void *arg;
 };
@@ -99,6 +100,14 @@ static bool on_value(void *arg, uint64_t value_id, const uint8_t *data, size_t l
         return true;
     atomic_store(&op->stopped, true);
     return false;
+}
+
+static void on_reply(void *arg)
+{
+    struct operation *op = arg;
+
+    if (op->reply != NULL && !atomic_load(&op->over))
+        op->reply(op->arg);
 }
 
 static void on_done(void *arg, bool ok)
@@ -324,6 +333,11 @@ void runner_contact(struct runner *runner, const struct address *address)
     opendht_ext_contact(runner->dht, (const struct sockaddr *)&address->sa, address->len);
 }
 
+void runner_hurry(struct runner *runner)
+{
+    opendht_ext_hurry(runner->dht);
+}
+
 void runner_status(struct runner *runner, struct runner_status *out)
 {
     struct opendht_ext_stats stats;
@@ -399,11 +413,20 @@ void runner_cancel_put(struct runner *runner, const uint8_t key[static RECORD_KE
 void runner_get(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES],
                 runner_value_fn value, runner_done_fn done, void *arg)
 {
+    runner_get_replies(runner, key, value, NULL, done, arg);
+}
+
+void runner_get_replies(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES],
+                        runner_value_fn value, runner_reply_fn reply, runner_done_fn done,
+                        void *arg)
+{
     struct operation *op = operation_new(runner, false, value, done, arg);
     if (op == NULL)
         return;
+    op->reply = reply; /* before OpenDHT hears of it */
     const struct opendht_ext_calls calls = {
         .value = on_value,
+        .reply = on_reply,
         .done = on_done,
         .release = on_release,
         .arg = op,

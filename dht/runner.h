@@ -47,6 +47,10 @@ uint16_t runner_port(const struct runner *runner);
  * answer is awaited and no peer is good yet, OpenDHT holds back puts and gets (up to 8 s). */
 void runner_contact(struct runner *runner, const struct address *address);
 
+/* For a runner with dubious peers only, for whose answer OpenDHT holds gets and puts back: asks
+ * them now rather than at the next round of maintenance, 5 to 25 s later. Does not block. */
+void runner_hurry(struct runner *runner);
+
 struct runner_status {
     unsigned good_nodes, dubious_nodes; /* of the routing tables, both families */
     size_t storage_values, storage_bytes;
@@ -81,5 +85,11 @@ typedef bool (*runner_value_fn)(void *arg, uint64_t value_id, const uint8_t *dat
 typedef void (*runner_done_fn)(void *arg, bool ok);
 void runner_get(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES],
                 runner_value_fn value, runner_done_fn done, void *arg);
+/* The same; `reply` comes after the values that one node sent together (or that are stored here),
+ * so that a reader that takes the first answer takes all of it. */
+typedef void (*runner_reply_fn)(void *arg);
+void runner_get_replies(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES],
+                        runner_value_fn value, runner_reply_fn reply, runner_done_fn done,
+                        void *arg);
 
 #endif

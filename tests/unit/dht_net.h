@@ -48,9 +48,10 @@ static inline void net_nap(void)
 #define NET_UNTIL(condition)                                                                       \
     ({                                                                                             \
         uint64_t net_until_deadline = net_deadline();                                              \
-        while (!(condition) && clock_mono_us() < net_until_deadline)                               \
+        bool net_until_held = false;                                                               \
+        while (!(net_until_held = (condition)) && clock_mono_us() < net_until_deadline)            \
             net_nap();                                                                             \
-        (condition);                                                                               \
+        net_until_held;                                                                            \
     })
 
 /* Starts a node that knows the nodes at `ports`; does not wait. */

@@ -65,10 +65,11 @@ static void two_nodes_of_one_uid_are_both_found_freshest_first(void **state)
     assert_int_equal(net_declare_expert(&nodes[1], "ffn.5", 7001, 60, false), SKEP_OK);
     net_nap(); /* seq is in ms */
     assert_int_equal(net_declare_expert(&nodes[2], "ffn.5", 7002, 60, false), SKEP_OK);
-    /* The first answer may come from a node that has only one of them yet. */
+    /* The first answer may come from a node that has only one of them; what others send after it
+     * enters the cache. */
     struct lookup_result *r = NULL;
-    assert_true(NET_UNTIL(
-        (mem_free(r), r = net_get(&nodes[3], "ffn.5", DIRECTORY_FRESH), r->provider_count == 2)));
+    assert_true(NET_UNTIL((mem_free(r), net_get_status(&nodes[3], "ffn.5", DIRECTORY_FRESH),
+                           r = net_get(&nodes[3], "ffn.5", 0), r->provider_count == 2)));
     assert_true(r->providers[0].seq > r->providers[1].seq);
     assert_int_equal(r->providers[0].endpoints[0].port, 7002);
     assert_int_equal(r->providers[1].endpoints[0].port, 7001);
@@ -270,9 +271,11 @@ static void the_genuine_record_is_found_among_a_thousand_forgeries(void **state)
     assert_int_equal(r->provider_count, 1);
     assert_int_equal(r->providers[0].endpoints[0].port, 7001);
     mem_free(r);
-    /* That it went through forgeries at all: they arrive, and are counted. */
-    assert_true(NET_UNTIL((directory_stats(net_directory(&nodes[2]), &stats),
-                           stats.records_refused >= FORGERIES / 2)));
+    /* That it goes through forgeries at all, and finds its way every time. */
+    for (stats.records_refused = 0; stats.records_refused < FORGERIES;) {
+        assert_int_equal(net_get_port(&nodes[2], "ffn.3", DIRECTORY_FRESH), 7001);
+        directory_stats(net_directory(&nodes[2]), &stats);
+    }
     rogue_stop(&rogue);
     net_event_fini(&event);
     net_stop_many(nodes, 3);

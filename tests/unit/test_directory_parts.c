@@ -1,0 +1,394 @@
+/* Provider sets, the cache over them, saved peers and the publication plan: without a network. */
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "unit.h"
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "dht/lookup_cache.h"
+#include "dht/peers_file.h"
+#include "dht/provider_set.h"
+#include "dht/publication.h"
+#include "tempdir.h"
+
+enum { NOW = 1000 };
+
+static struct record expert(uint8_t peer, uint64_t seq, int64_t expires_at, bool offline)
+{
+    struct record r = {.kind = RECORD_EXPERT, .seq = seq, .expires_at = expires_at};
+
+    r.peer_id[0] = peer;
+    snprintf(r.expert.uid, sizeof(r.expert.uid), "ffn.1");
+    snprintf(r.expert.cls, sizeof(r.expert.cls), "ffn");
+    r.expert.endpoint_count = 2;
+    snprintf(r.expert.endpoints[0].host, sizeof(r.expert.endpoints[0].host), "host-%d", peer);
+    snprintf(r.expert.endpoints[1].host, sizeof(r.expert.endpoints[1].host), "::%d", peer);
+    r.expert.endpoints[0].port = (uint16_t)(peer + 1);
+    r.expert.endpoints[1].port = 9;
+    r.expert.features = RECORD_FEATURE_AES_GCM;
+    r.expert.load.queued_tasks = peer;
+    r.expert.offline = offline;
+    return r;
+}
+
+static bool merge(struct provider_set *set, uint8_t peer, uint64_t seq, int64_t expires_at,
+                  bool offline)
+{
+    struct record r = expert(peer, seq, expires_at, offline);
+
+    return provider_set_merge(set, &r, NOW);
+}
+
+static void providers_come_back_whole_and_freshest_first(void **state)
+{
+    (void)state;
+    struct provider_set set = {0};
+    struct provider *out = mem_calloc(DIRECTORY_MAX_PROVIDERS, sizeof(*out));
+
+    assert_true(merge(&set, 1, 50, 2000, false));
+    assert_true(merge(&set, 2, 70, 2000, false));
+    assert_true(merge(&set, 3, 60, 2000, false));
+    assert_int_equal(provider_set_list(&set, out, DIRECTORY_MAX_PROVIDERS), 3);
+    assert_int_equal(out[0].peer_id[0], 2);
+    assert_int_equal(out[1].peer_id[0], 3);
+    assert_int_equal(out[2].peer_id[0], 1);
+    assert_string_equal(out[0].endpoints[0].host, "host-2");
+    assert_int_equal(out[0].endpoints[0].port, 3);
+    assert_string_equal(out[0].endpoints[1].host, "::2");
+    assert_int_equal(out[0].endpoint_count, 2);
+    assert_string_equal(out[0].cls, "ffn");
+    assert_int_equal(out[0].load.queued_tasks, 2);
+    assert_int_equal(out[0].features, RECORD_FEATURE_AES_GCM);
+    mem_free(out);
+    provider_set_free(&set);
+}
+
+static void only_a_newer_record_of_a_peer_counts(void **state)
+{
+    (void)state;
+    struct provider_set set = {0};
+
+    assert_true(merge(&set, 1, 50, 2000, false));
+    assert_false(merge(&set, 1, 50, 2000, true));
+    assert_false(merge(&set, 1, 49, 2000, true));
+    assert_int_equal(set.live, 1);
+    assert_true(merge(&set, 1, 51, 2000, true));
+    assert_int_equal(set.live, 0);
+    assert_int_equal(set.withdrawn, 1);
+    assert_false(merge(&set, 1, 50, 2000, false)); /* withdrawn stays withdrawn */
+    assert_int_equal(set.live, 0);
+    assert_true(merge(&set, 1, 52, 2000, false));
+    assert_int_equal(set.live, 1);
+    assert_int_equal(provider_set_seq(&set, (const uint8_t[PEER_ID_BYTES]){1}), 52);
+    provider_set_free(&set);
+}
+
+static void a_full_set_keeps_those_it_knows(void **state)
+{
+    (void)state;
+    struct provider_set set = {0};
+
+    for (uint8_t i = 0; i < DIRECTORY_MAX_PROVIDERS; i++)
+        assert_true(merge(&set, i, 50, i == 3 ? NOW : 2000, false));
+    assert_true(merge(&set, 100, 60, 2000, false)); /* in place of the one that has expired */
+    assert_int_equal(provider_set_seq(&set, (const uint8_t[PEER_ID_BYTES]){3}), 0);
+    assert_false(merge(&set, 101, 70, 2000, false));
+    assert_int_equal(set.live, DIRECTORY_MAX_PROVIDERS);
+    assert_true(merge(&set, 5, 80, 2000, false)); /* one that is there may still change */
+    for (uint8_t i = 0; i < 2 * DIRECTORY_MAX_PROVIDERS; i++)
+        merge(&set, (uint8_t)(120 + i), 50, 2000, true);
+    assert_int_equal(set.withdrawn, DIRECTORY_MAX_PROVIDERS);
+    provider_set_free(&set);
+}
+
+static void expired_providers_go(void **state)
+{
+    (void)state;
+    struct provider_set set = {0};
+
+    merge(&set, 1, 50, 1010, false);
+    merge(&set, 2, 51, 1020, false);
+    merge(&set, 3, 52, 1005, true);
+    provider_set_expire(&set, 1010);
+    assert_int_equal(set.live, 1);
+    assert_int_equal(set.withdrawn, 0);
+    provider_set_free(&set);
+}
+
+static void a_failed_allocation_leaves_a_set_as_it_was(void **state)
+{
+    (void)state;
+    struct provider_set set = {0};
+
+    assert_true(merge(&set, 1, 50, 2000, false));
+    mem_fail_at(1);
+    assert_false(merge(&set, 1, 60, 2000, false));
+    assert_int_equal(provider_set_seq(&set, (const uint8_t[PEER_ID_BYTES]){1}), 50);
+    provider_set_free(&set);
+}
+
+static void the_cache_is_bounded_and_drops_the_oldest(void **state)
+{
+    (void)state;
+    enum { CAP = 10 };
+    struct lookup_cache cache;
+    uint8_t key[RECORD_KEY_BYTES] = {0};
+
+    assert_int_equal(lookup_cache_init(&cache, CAP, NULL), SKEP_OK);
+    for (uint8_t i = 0; i < CAP; i++) {
+        key[0] = i;
+        assert_non_null(lookup_cache_touch(&cache, key));
+    }
+    key[0] = 0;
+    assert_non_null(lookup_cache_touch(&cache, key)); /* refreshed: 1 is the oldest now */
+    key[0] = CAP;
+    assert_non_null(lookup_cache_touch(&cache, key));
+    assert_int_equal(cache.count, CAP);
+    key[0] = 1;
+    assert_null(lookup_cache_find(&cache, key));
+    key[0] = 0;
+    assert_non_null(lookup_cache_find(&cache, key));
+    lookup_cache_fini(&cache);
+}
+
+static void forgetting_a_peer_empties_its_entries_only(void **state)
+{
+    (void)state;
+    struct lookup_cache cache;
+    uint8_t a[RECORD_KEY_BYTES] = {1}, b[RECORD_KEY_BYTES] = {2};
+
+    assert_int_equal(lookup_cache_init(&cache, 10, NULL), SKEP_OK);
+    merge(&lookup_cache_touch(&cache, a)->found, 1, 50, 2000, false);
+    merge(&lookup_cache_touch(&cache, a)->found, 2, 50, 2000, false);
+    merge(&lookup_cache_touch(&cache, b)->found, 2, 50, 2000, false);
+    lookup_cache_forget(&cache, (const uint8_t[PEER_ID_BYTES]){1});
+    assert_int_equal(lookup_cache_find(&cache, a)->found.live, 0);
+    assert_int_equal(lookup_cache_find(&cache, b)->found.live, 1);
+    lookup_cache_fini(&cache);
+}
+
+/* ---- saved peers ---- */
+
+static void write_text(const char *path, const char *text, size_t len)
+{
+    FILE *f = fopen(path, "w");
+
+    assert_non_null(f);
+    assert_int_equal(fwrite(text, 1, len, f), len);
+    fclose(f);
+}
+
+static void saved_peers_round_trip_and_garbage_is_left_out(void **state)
+{
+    (void)state;
+    struct tempdir dir;
+    char path[512];
+    struct address out[PEERS_FILE_MAX], back[PEERS_FILE_MAX];
+    static const char text[] = "# comment\n127.0.0.1:1\n\nhost.example:2\n[::1]:3\nnonsense\n"
+                               "0.0.0.0:4\n1.2.3.4:99999\n\x80\xff\x01:5\n10.0.0.1:6";
+    struct stat st;
+
+    tempdir_make(&dir);
+    tempdir_file(&dir, "peers", path);
+    assert_int_equal(peers_file_load(path, out, PEERS_FILE_MAX), 0); /* there is none */
+    write_text(path, text, sizeof(text) - 1);
+    assert_int_equal(peers_file_load(path, out, PEERS_FILE_MAX), 3);
+    assert_int_equal(peers_file_load(path, out, 2), 2);
+
+    assert_int_equal(peers_file_load(path, out, PEERS_FILE_MAX), 3);
+    assert_int_equal(peers_file_save(path, out, 3, NULL), SKEP_OK);
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    assert_int_equal(tempdir_count(&dir, 0), 1); /* no temporary file is left */
+    assert_int_equal(peers_file_load(path, back, PEERS_FILE_MAX), 3);
+    for (size_t i = 0; i < 3; i++) {
+        struct endpoint x, y;
+        endpoint_from_address(&x, (const struct sockaddr *)&out[i].sa);
+        endpoint_from_address(&y, (const struct sockaddr *)&back[i].sa);
+        assert_true(endpoint_equal(&x, &y));
+    }
+    tempdir_remove(&dir);
+}
+
+static void a_file_of_any_bytes_is_survived(void **state)
+{
+    (void)state;
+    struct tempdir dir;
+    char path[512];
+    struct address out[PEERS_FILE_MAX];
+    size_t len = PEERS_FILE_MAX_BYTES * 2;
+    char *noise = mem_alloc(len);
+
+    tempdir_make(&dir);
+    tempdir_file(&dir, "peers", path);
+    for (size_t i = 0; i < len; i++)
+        noise[i] = (char)(i * 2654435761u >> 13);
+    write_text(path, noise, len);
+    assert_int_equal(peers_file_load(path, out, PEERS_FILE_MAX), 0);
+    memset(noise, '\n', len);
+    memcpy(noise, "1.2.3.4:5", 9);
+    write_text(path, noise, len);
+    assert_int_equal(peers_file_load(path, out, PEERS_FILE_MAX), 1);
+    assert_int_equal(peers_file_load(dir.path, out, PEERS_FILE_MAX), 0); /* a folder */
+    mem_free(noise);
+    tempdir_remove(&dir);
+}
+
+static void saving_where_it_cannot_be_says_where(void **state)
+{
+    (void)state;
+    struct skep_error err = {0};
+
+    assert_int_equal(peers_file_save("/nonexistent/folder/peers", NULL, 0, &err), SKEP_NOT_FOUND);
+    assert_non_null(strstr(err.message, "/nonexistent/folder/peers"));
+}
+
+/* ---- the publication plan ---- */
+
+static const struct endpoint here = {.host = "127.0.0.1", .port = 7001};
+static const struct record_swarm swarm = {.name = "test", .loopback = true, .clock_skew_s = 60};
+
+static struct publication_state state_at(int64_t now_s, enum publication_scope scope)
+{
+    return (struct publication_state){.scope = scope,
+                                      .endpoints = &here,
+                                      .endpoint_count = 1,
+                                      .version = "1",
+                                      .now_s = now_s,
+                                      .lifetime_s = 60,
+                                      .clock_skew_s = 60};
+}
+
+static void end_round(struct publication *p, struct declaration *declarations, size_t count,
+                      skep_status outcome)
+{
+    uint64_t seq = 0;
+
+    for (size_t i = 0; i < count; i++)
+        declarations[i].outcome = outcome;
+    assert_int_equal(publication_note(p, &seq), outcome == SKEP_OK ? 0 : count);
+}
+
+static bool none_publishable(void *arg, const char *uid, struct record_load *out)
+{
+    (void)uid;
+    (void)out;
+    return *(bool *)arg;
+}
+
+static void only_what_failed_is_tried_again_and_only_what_was_told_is_withdrawn(void **state)
+{
+    (void)state;
+    struct identity identity;
+    struct publication *p;
+    const struct record_expert *locals;
+    struct declaration *d;
+    const struct handler_expert experts[] = {{.uid = "a.1", .cls = "nop"},
+                                             {.uid = "a.2", .cls = "nop"}};
+    bool publishable = true;
+
+    assert_int_equal(identity_generate(&identity, NULL), SKEP_OK);
+    assert_int_equal(publication_new(&swarm, &identity, experts, 2, &p, NULL), SKEP_OK);
+    struct publication_state all = state_at(NOW, PUBLISH_ALL);
+    struct publication_state failed = state_at(NOW, PUBLISH_FAILED);
+    struct publication_state offline = state_at(NOW, PUBLISH_OFFLINE);
+
+    assert_int_equal(publication_round(p, &offline, &d), 0); /* nobody knows of us */
+    assert_int_equal(publication_update(p, none_publishable, &publishable, &all, &locals), 2);
+    assert_int_equal(publication_round(p, &all, &d), 5); /* 2 experts, 1 prefix, 2 of the node */
+    end_round(p, d, 5, SKEP_OK);
+    assert_int_equal(publication_round(p, &failed, &d), 0);
+    assert_int_equal(publication_round(p, &all, &d), 5);
+    end_round(p, d, 5, SKEP_UNAVAILABLE);
+    assert_int_equal(publication_round(p, &failed, &d), 5);
+    end_round(p, d, 5, SKEP_OK);
+
+    publishable = false;
+    assert_int_equal(publication_update(p, none_publishable, &publishable, &all, &locals), 0);
+    assert_int_equal(publication_round(p, &all, &d), 5);
+    assert_true(d[0].record->expert.offline);
+    assert_int_equal(d[2].record->prefix.coord_count, 0);
+    assert_string_equal(d[3].record->node.state, "online");
+    end_round(p, d, 5, SKEP_OK);
+    assert_int_equal(publication_round(p, &all, &d), 2); /* said once is enough */
+    end_round(p, d, 2, SKEP_OK);
+    publishable = true;
+    assert_int_equal(publication_update(p, none_publishable, &publishable, &all, &locals), 2);
+    assert_int_equal(publication_round(p, &all, &d), 5);
+    end_round(p, d, 5, SKEP_OK);
+
+    assert_int_equal(publication_round(p, &offline, &d), 5);
+    assert_string_equal(d[4].record->node.state, "offline");
+    end_round(p, d, 5, SKEP_OK);
+    struct publication_state later = state_at(NOW + 200, PUBLISH_OFFLINE);
+    assert_int_equal(publication_round(p, &later, &d), 0); /* it has all expired */
+    publication_free(p);
+}
+
+static void a_very_long_prefix_is_split_into_parts_that_fit(void **state)
+{
+    (void)state;
+    enum { EXPERTS = 13000 };
+    struct handler_expert *experts = mem_calloc(EXPERTS, sizeof(*experts));
+    char(*uids)[32] = mem_calloc(EXPERTS, sizeof(*uids));
+    struct identity identity;
+    struct publication *p;
+    const struct record_expert *locals;
+    struct declaration *d;
+    size_t parts = 0, coords = 0;
+    int64_t last = -1;
+
+    for (size_t i = 0; i < EXPERTS; i++) {
+        snprintf(uids[i], sizeof(uids[i]), "big.%lld", (1ll << 62) + (long long)i * 7);
+        experts[i] = (struct handler_expert){.uid = uids[i], .cls = "nop"};
+    }
+    assert_int_equal(identity_generate(&identity, NULL), SKEP_OK);
+    assert_int_equal(publication_new(&swarm, &identity, experts, EXPERTS, &p, NULL), SKEP_OK);
+    struct publication_state all = state_at(clock_wall_ms() / 1000, PUBLISH_ALL);
+    assert_int_equal(publication_update(p, NULL, NULL, &all, &locals), EXPERTS);
+    size_t count = publication_round(p, &all, &d);
+    for (size_t i = 0; i < count; i++) {
+        if (d[i].record->kind != RECORD_PREFIX)
+            continue;
+        struct bytes data = {0};
+        const struct record_prefix *prefix = &d[i].record->prefix;
+        assert_int_equal(prefix->part, parts);
+        assert_int_equal(prefix->parts, 3);
+        for (size_t c = 0; c < prefix->coord_count; c++) {
+            assert_true(prefix->coords[c] > last);
+            last = prefix->coords[c];
+        }
+        coords += prefix->coord_count;
+        assert_int_equal(record_encode(d[i].record, &identity, &swarm, d[i].key, &data, NULL),
+                         SKEP_OK);
+        bytes_free(&data);
+        parts++;
+    }
+    assert_int_equal(parts, 3);
+    assert_int_equal(coords, EXPERTS);
+    publication_free(p);
+    mem_free(uids);
+    mem_free(experts);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(providers_come_back_whole_and_freshest_first),
+        cmocka_unit_test(only_a_newer_record_of_a_peer_counts),
+        cmocka_unit_test(a_full_set_keeps_those_it_knows),
+        cmocka_unit_test(expired_providers_go),
+        cmocka_unit_test(a_failed_allocation_leaves_a_set_as_it_was),
+        cmocka_unit_test(the_cache_is_bounded_and_drops_the_oldest),
+        cmocka_unit_test(forgetting_a_peer_empties_its_entries_only),
+        cmocka_unit_test(saved_peers_round_trip_and_garbage_is_left_out),
+        cmocka_unit_test(a_file_of_any_bytes_is_survived),
+        cmocka_unit_test(saving_where_it_cannot_be_says_where),
+        cmocka_unit_test(only_what_failed_is_tried_again_and_only_what_was_told_is_withdrawn),
+        cmocka_unit_test(a_very_long_prefix_is_split_into_parts_that_fit),
+    };
+    skep_log_set(SKEP_LOG_ERROR, NULL, NULL);
+    return cmocka_run_group_tests_name("directory_parts", tests, NULL, NULL);
+}
