@@ -1,0 +1,2 @@
+skep_fuzz_target(fuzz_frame MODULES wire)
+skep_fuzz_target(fuzz_message MODULES wire)
