@@ -27,6 +27,9 @@ function(skep_compile_options target)
     $<$<C_COMPILER_ID:GNU>:-Wno-format-truncation> # sentences are cut on purpose
     $<$<COMPILE_LANGUAGE:C>:-Wstrict-prototypes -Wmissing-prototypes>
     $<$<BOOL:${SKEP_WERROR}>:-Werror>)
+  if(SKEP_SANITIZER)
+    target_compile_options(${target} PRIVATE -UNDEBUG) # assertions hold where defects are looked for
+  endif()
   if(SKEP_SANITIZER STREQUAL "address")
     target_compile_options(${target} PRIVATE -fsanitize=address,undefined
                            -fno-sanitize-recover=all -fno-omit-frame-pointer)
