@@ -15,7 +15,7 @@
 enum { HIDDEN, WIDE, EVALUATION, FLOAT_MASK }; /* in plan->dims */
 enum { W_IN, B_IN, W_OUT, B_OUT };             /* parameters */
 enum { X, MASK };                              /* inputs */
-enum { GRAIN = 32 << 10 };                     /* elements a thread must have at least */
+enum { GRAIN = 64 << 10 };                     /* elements a thread must have at least */
 
 static const float KEEP_PROB = 0.8f;
 

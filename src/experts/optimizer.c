@@ -11,7 +11,8 @@
 #include "experts/parallel.h"
 #include "experts/workspace.h"
 
-enum { GRAIN = 16 << 10 }; /* elements a thread must have at least */
+/* Elements a thread must have at least: 20 us of work, less than waking it may take. */
+enum { GRAIN = 128 << 10 };
 
 /* The sum of squares, held in double, up to which every square also fits a float. */
 static const double MAX_SQUARED_NORM = 1e38;

@@ -1,10 +1,15 @@
 /*
  * Loops spread over cores, on the threads that oneDNN computes with: Debian's oneDNN runs on GNU
  * OpenMP, and a second set of threads beside it would fight it for the cores while OpenMP's still
- * spin. Set OMP_NUM_THREADS (default: the CPUs the process may use) for their number.
+ * spin.
  *
- * GNU OpenMP keeps one set of worker threads for each thread that starts loops, so experts are best
- * run from few threads.
+ * The environment is GNU OpenMP's, read when the process starts: OMP_NUM_THREADS (default: the CPUs
+ * the process may use) is the number of threads. After each loop they spin for some milliseconds
+ * before they sleep, so where other threads or processes want the same cores, OMP_WAIT_POLICY or
+ * GOMP_SPINCOUNT should be set; a preempted spinner otherwise costs whole time slices.
+ *
+ * GNU OpenMP keeps one set of worker threads for each thread that starts loops, so large experts
+ * are best run from one thread. Small work never starts any.
  */
 #ifndef SKEP_EXPERTS_PARALLEL_H
 #define SKEP_EXPERTS_PARALLEL_H

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/thread.h"
 #include "expert_fixture.h"
 #include "experts/workspace.h"
 
@@ -237,6 +238,54 @@ static void equal_calls_give_equal_bits(void **state)
     expert_free(b);
 }
 
+/* A thread of its own with an expert of its own: scratch memory and workers are shared inside. */
+struct trainee {
+    struct thread thread;
+    struct expert *expert;
+    DLManagedTensor *x;
+    DLManagedTensor *dx;
+    bool ok;
+};
+
+static void train(void *arg)
+{
+    struct trainee *t = arg;
+
+    t->ok = true;
+    for (int step = 0; step < 8; step++)
+        t->ok = run_backward(t->expert, t->x, t->x, t->dx, NULL) == SKEP_OK && t->ok;
+}
+
+static void experts_of_several_threads_do_not_meet(void **state)
+{
+    (void)state;
+    enum { THREADS = 4 };
+    struct trainee trainees[THREADS + 1] = {0};
+    struct skep_expert_options o = default_options("ffn");
+
+    o.hidden_dim = 96;
+    for (int i = 0; i <= THREADS; i++) {
+        trainees[i].expert = create(&o);
+        trainees[i].x = tensor_of(250, 96, 1);
+        trainees[i].dx = tensor_of(250, 96, 2);
+    }
+    for (int i = 0; i < THREADS; i++)
+        assert_int_equal(thread_start(&trainees[i].thread, "trainee", train, &trainees[i], NULL),
+                         SKEP_OK);
+    for (int i = 0; i < THREADS; i++)
+        thread_join(&trainees[i].thread);
+    train(&trainees[THREADS]);
+    for (int i = 0; i < THREADS; i++) {
+        assert_true(trainees[i].ok);
+        assert_true(same_parameters(trainees[i].expert, trainees[THREADS].expert));
+    }
+    for (int i = 0; i <= THREADS; i++) {
+        skep_tensor_free(trainees[i].x);
+        skep_tensor_free(trainees[i].dx);
+        expert_free(trainees[i].expert);
+    }
+}
+
 static void nop_passes_everything_through(void **state)
 {
     (void)state;
@@ -419,6 +468,7 @@ int main(void)
         cmocka_unit_test(any_number_of_rows_gives_the_same_function),
         cmocka_unit_test(gradients_of_a_batch_are_sums_over_rows),
         cmocka_unit_test(equal_calls_give_equal_bits),
+        cmocka_unit_test(experts_of_several_threads_do_not_meet),
         cmocka_unit_test(nop_passes_everything_through),
         cmocka_unit_test(a_pass_without_memory_fails_and_changes_nothing),
         cmocka_unit_test(idle_scratch_memory_shrinks_after_a_peak),
