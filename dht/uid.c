@@ -246,7 +246,7 @@ uint64_t uid_pattern_count(const struct uid_pattern *pattern)
 
 void uid_pattern_at(const struct uid_pattern *pattern, uint64_t i, char out[static UID_BYTES])
 {
-    int64_t coords[UID_MAX_COORDS];
+    int64_t coords[UID_MAX_COORDS] = {0};
     size_t used = (size_t)snprintf(out, UID_BYTES, "%s", pattern->name);
 
     for (size_t d = pattern->dims; d-- > 0;) {

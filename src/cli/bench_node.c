@@ -23,7 +23,7 @@ static void become_node(int facts_fd, const char *const *arguments)
     const char *argv[MAX_ARGUMENTS + 3] = {"skep"};
     int n = 1;
 
-    for (int i = 0; arguments[i] != NULL && i < MAX_ARGUMENTS; i++)
+    for (int i = 0; i < MAX_ARGUMENTS && arguments[i] != NULL; i++)
         argv[n++] = arguments[i];
     argv[n++] = "--json";
     dup2(facts_fd, STDOUT_FILENO);
