@@ -4,6 +4,8 @@
 
 #include <time.h>
 
+#include "net/session_internal.h" /* for the one test that has no time to make 2^32 calls */
+
 static struct pair *opened_with(struct session_limits limits, bool plaintext)
 {
     struct pair *p = pair_prepare();
@@ -258,6 +260,21 @@ static void goaway_lets_open_calls_finish_and_stops_new_ones(void **state)
     pair_run(p);
     assert_int_equal(open->status, SKEP_OK);
     assert_false(p->a.ended || p->b.ended);
+    pair_free(p);
+}
+
+static void used_up_stream_numbers_end_in_a_new_connection(void **state)
+{
+    struct pair *p = pair_opened(NOISE_CHACHAPOLY, false);
+    struct skep_error err;
+
+    (void)state;
+    p->a.session->next_stream = UINT32_MAX - 1;
+    struct call_log *last = pair_call(p, NULL, 0);
+    assert_int_equal(p->a.goaways, 1); /* as if the peer drained: its owner dials anew */
+    assert_int_equal(pair_try_call(p, NULL, 0, &err), SKEP_UNAVAILABLE);
+    pair_run(p);
+    assert_int_equal(last->status, SKEP_OK);
     pair_free(p);
 }
 
@@ -934,6 +951,7 @@ int main(void)
         cmocka_unit_test(cancel_gives_the_reason_asked_for),
         cmocka_unit_test(end_of_the_session_ends_every_call),
         cmocka_unit_test(goaway_lets_open_calls_finish_and_stops_new_ones),
+        cmocka_unit_test(used_up_stream_numbers_end_in_a_new_connection),
         cmocka_unit_test(silent_dialler_is_dropped_in_time),
         cmocka_unit_test(idle_connection_is_closed_by_the_responder_only),
         cmocka_unit_test(long_call_is_kept_alive_by_pings),
