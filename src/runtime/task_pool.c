@@ -41,10 +41,14 @@ static void set_defaults(struct task_pool_config *config)
         config->min_batch_size = 1;
     if (config->max_queued_tasks == 0)
         config->max_queued_tasks = DEFAULT_MAX_TASKS;
-    if (config->max_queued_rows == 0 &&
-        __builtin_mul_overflow(config->max_batch_size, (int64_t)QUEUED_BATCHES,
+    if (config->max_queued_rows > 0)
+        return;
+    if (__builtin_mul_overflow(config->max_batch_size, (int64_t)QUEUED_BATCHES,
                                &config->max_queued_rows))
         config->max_queued_rows = INT64_MAX;
+    if (config->max_queued_tasks < INT64_MAX &&
+        config->max_queued_rows < (int64_t)config->max_queued_tasks)
+        config->max_queued_rows = (int64_t)config->max_queued_tasks;
 }
 
 skep_status task_pool_new(struct runtime *runtime, const struct task_pool_config *config,

@@ -56,7 +56,7 @@ struct task_pool_config {
     int64_t min_batch_size; /* rows waited for, for at most batch_timeout_us; default 1 */
     uint64_t batch_timeout_us;
     size_t max_queued_tasks;   /* default 1024 */
-    int64_t max_queued_rows;   /* default 16 * max_batch_size */
+    int64_t max_queued_rows;   /* default 16 * max_batch_size, at least max_queued_tasks */
     uint64_t stall_timeout_us; /* watchdog: longest a batch may take; 0: unwatched */
     bool may_run_inline;       /* work never blocks and is bounded by its rows */
     /* Pools with the same value never work at once, not even when one of them has stalled: a stall
