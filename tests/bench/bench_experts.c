@@ -1,5 +1,5 @@
 /*
- * What an `ffn` expert costs over the bare work it can't do without: forward over its three matrix
+ * What an expert costs over the bare work it can't do without: forward over its matrix
  * products by oneDNN (the fastest bare call for each, of those tried), backward over the same
  * bound and one optimizer pass, the Adam sweep over a plain copy of as many bytes. Runs of the two
  * sides alternate; the fastest of each is printed, as other processes can only add to a time.
@@ -277,62 +277,154 @@ static double bench_adam(const struct skep_expert_options *o, size_t n)
     return works[0].best_us;
 }
 
-static void bench_rows(struct expert *expert, size_t hidden, size_t rows, double adam_us)
+enum { MAX_PRODUCTS = 4 };
+
+/* One expert class at one size, and the products it cannot do without. */
+struct subject {
+    struct expert *expert;
+    const char *name;
+    size_t rows;
+    size_t seq; /* of a transformer; else 1 */
+    size_t hidden;
+    struct product products[MAX_PRODUCTS];
+    size_t product_count;
+    double other_flops; /* products inside attention: counted at the speed of the others */
+};
+
+static void bench_subject(struct subject *s, double adam_us)
 {
-    struct product products[3] = {
-        make_product(rows, hidden, 4 * hidden),
-        make_product(rows, 4 * hidden, 4 * hidden),
-        make_product(rows, 4 * hidden, hidden),
-    };
-    struct passes p = {expert, matrix(rows, hidden), matrix(rows, hidden), matrix(rows, hidden)};
-    struct work works[11] = {{"forward", forward, &p, 0}, {"backward", backward, &p, 0}};
+    const size_t positions = s->rows * s->seq;
+    const int64_t shape[3] = {(int64_t)s->rows, (int64_t)s->seq, (int64_t)s->hidden};
+    struct passes p = {s->expert, matrix(positions, s->hidden), matrix(positions, s->hidden),
+                       matrix(positions, s->hidden)};
+    DLManagedTensor *tensors[3] = {p.x, p.dy, p.out};
+    int64_t shapes[3][3];
+    struct work works[2 + 3 * MAX_PRODUCTS] = {{"forward", forward, &p, 0},
+                                               {"backward", backward, &p, 0}};
     double bound = 0;
     double native = 0;
+    double flops = 0;
 
-    for (size_t i = 0; i < 3; i++) {
-        works[2 + 3 * i] = (struct work){"nt", product_nt, &products[i], 0};
-        works[3 + 3 * i] = (struct work){"nn", product_nn, &products[i], 0};
-        works[4 + 3 * i] = (struct work){"ip", product_ip, &products[i], 0};
+    for (int i = 0; i < 3 && s->seq > 1; i++) {
+        memcpy(shapes[i], shape, sizeof(shape));
+        tensors[i]->dl_tensor.shape = shapes[i];
+        tensors[i]->dl_tensor.ndim = 3;
     }
-    measure(works, 11);
-    for (size_t i = 0; i < 3; i++) {
+    for (size_t i = 0; i < s->product_count; i++) {
+        works[2 + 3 * i] = (struct work){"nt", product_nt, &s->products[i], 0};
+        works[3 + 3 * i] = (struct work){"nn", product_nn, &s->products[i], 0};
+        works[4 + 3 * i] = (struct work){"ip", product_ip, &s->products[i], 0};
+    }
+    measure(works, 2 + 3 * s->product_count);
+    for (size_t i = 0; i < s->product_count; i++) {
         const struct work *w = &works[2 + 3 * i];
+        const struct product *m = &s->products[i];
         bound += least(w[0].best_us, least(w[1].best_us, w[2].best_us));
         native += w[0].best_us;
+        flops += 2.0 * (double)m->rows * (double)m->in * (double)m->out;
     }
+    bound *= 1.0 + s->other_flops / flops;
+    flops += s->other_flops;
     double f = works[0].best_us;
     double b = works[1].best_us;
-    double flops = 2.0 * (double)rows * 24.0 * (double)hidden * (double)hidden;
-    printf("rows %5zu  forward %9.1f us (%5.0f GFLOP/s)  bound %9.1f us  share %.2f  (sgemm NT "
-           "%9.1f us)  backward %9.1f us = %.2f bounds + adam\n",
-           rows, f, flops / f * 1e-3, bound, bound / f, native, b, (b - adam_us) / bound);
-    for (size_t i = 0; i < 3; i++)
-        free_product(&products[i]);
-    skep_tensor_free(p.x);
-    skep_tensor_free(p.dy);
-    skep_tensor_free(p.out);
+    printf("%-11s rows %5zu  forward %9.1f us %5.0f GFLOP/s  bound %9.1f us  share %.2f  (sgemm NT "
+           "%9.1f us)  backward %9.1f us = adam + %.2f bounds\n",
+           s->name, positions, f, flops / f * 1e-3, bound, bound / f, native, b,
+           (b - adam_us) / bound);
+    for (size_t i = 0; i < s->product_count; i++)
+        free_product(&s->products[i]);
+    for (int i = 0; i < 3; i++)
+        skep_tensor_free(tensors[i]);
 }
 
-int main(int argc, char **argv)
+static void bench_ffn(struct expert *expert, size_t hidden, size_t rows, double adam_us)
 {
-    static const size_t rows[] = {1, 8, 32, 128, 512, 1024, 2048};
+    struct subject s = {
+        .expert = expert,
+        .name = "ffn",
+        .rows = rows,
+        .seq = 1,
+        .hidden = hidden,
+        .products = {make_product(rows, hidden, 4 * hidden),
+                     make_product(rows, 4 * hidden, 4 * hidden),
+                     make_product(rows, 4 * hidden, hidden)},
+        .product_count = 3,
+    };
+
+    bench_subject(&s, adam_us);
+}
+
+static void bench_swiglu(struct expert *expert, size_t hidden, size_t rows, double adam_us)
+{
+    struct subject s = {
+        .expert = expert,
+        .name = "swiglu",
+        .rows = rows,
+        .seq = 1,
+        .hidden = hidden,
+        .products = {make_product(rows, hidden, 4 * hidden), make_product(rows, hidden, 4 * hidden),
+                     make_product(rows, 4 * hidden, hidden)},
+        .product_count = 3,
+    };
+
+    bench_subject(&s, adam_us);
+}
+
+static void bench_transformer(struct expert *expert, size_t hidden, size_t batch, size_t seq,
+                              double adam_us)
+{
+    const size_t n = batch * seq;
+    struct subject s = {
+        .expert = expert,
+        .name = "transformer",
+        .rows = batch,
+        .seq = seq,
+        .hidden = hidden,
+        .products = {make_product(n, hidden, 3 * hidden), make_product(n, hidden, hidden),
+                     make_product(n, hidden, 4 * hidden), make_product(n, 4 * hidden, hidden)},
+        .product_count = 4,
+        .other_flops = 4.0 * (double)n * (double)seq * (double)hidden,
+    };
+
+    bench_subject(&s, adam_us);
+}
+
+static struct expert *create(const char *cls, int64_t hidden, double *adam_us)
+{
     struct skep_expert_options o;
     struct expert *expert;
     struct skep_error err;
 
     skep_expert_options_init(&o);
-    o.hidden_dim = argc > 1 ? strtol(argv[1], NULL, 10) : 1024;
+    o.cls = cls;
+    o.hidden_dim = hidden;
     o.learning_rate = 1e-6;
-    check(dnnl_engine_create(&engine, dnnl_cpu, 0), "engine");
-    check(dnnl_stream_create(&stream, engine, dnnl_stream_default_flags), "stream");
     uint64_t start = clock_mono_us();
     if (expert_new(&o, &expert, &err) != SKEP_OK)
         die("expert", &err);
-    printf("ffn hidden %lld: %" PRIu64 " parameters, created in %.1f ms\n", (long long)o.hidden_dim,
+    printf("%s hidden %lld: %" PRIu64 " parameters, created in %.1f ms\n", cls, (long long)hidden,
            expert_parameter_count(expert), (double)(clock_mono_us() - start) * 1e-3);
-    double adam_us = bench_adam(&o, (size_t)expert_parameter_count(expert));
+    *adam_us = bench_adam(&o, (size_t)expert_parameter_count(expert));
+    return expert;
+}
+
+int main(int argc, char **argv)
+{
+    static const size_t rows[] = {1, 8, 32, 128, 512, 2048};
+    const int64_t hidden = argc > 1 ? strtol(argv[1], NULL, 10) : 1024;
+    double adam_us;
+
+    check(dnnl_engine_create(&engine, dnnl_cpu, 0), "engine");
+    check(dnnl_stream_create(&stream, engine, dnnl_stream_default_flags), "stream");
+    struct expert *expert = create("ffn", hidden, &adam_us);
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
-        bench_rows(expert, (size_t)o.hidden_dim, rows[i], adam_us);
+        bench_ffn(expert, (size_t)hidden, rows[i], adam_us);
+    expert_free(expert);
+    expert = create("swiglu", hidden, &adam_us);
+    bench_swiglu(expert, (size_t)hidden, 512, adam_us);
+    expert_free(expert);
+    expert = create("transformer", hidden / 2, &adam_us);
+    bench_transformer(expert, (size_t)hidden / 2, 8, 128, adam_us);
     expert_free(expert);
     dnnl_stream_destroy(stream);
     dnnl_engine_destroy(engine);
