@@ -61,6 +61,9 @@ struct skep_expert_options {
     int64_t intermediate_dim;
     /** "transformer" takes a second input, BOOL [batch, sequence]: keys to ignore where true. */
     bool padding_mask;
+    /** Longest sequence that "transformer" accepts, as its work grows with the square; default
+     * 32768. */
+    int64_t max_sequence;
     bool float_mask; /**< "det_dropout" takes its mask as F32 instead of I64. */
     bool evaluation; /**< "det_dropout" ignores its mask and scales nothing. */
 };

@@ -58,6 +58,9 @@ struct expert_class {
     /* Fills in a zeroed plan. SKEP_INVALID_ARGUMENT for settings out of range. */
     skep_status (*describe)(const struct skep_expert_options *options, struct expert_plan *plan,
                             struct skep_error *err);
+    /* What a schema cannot say of the inputs' shapes; before anything is allocated for them.
+     * SKEP_INVALID_ARGUMENT. NULL: nothing. */
+    skep_status (*check)(const struct expert_call *call, struct skep_error *err);
     /* Cuts all scratch memory of a call from an empty workspace, to find out how much it is. */
     void (*measure)(const struct expert_call *call, bool backward);
     skep_status (*forward)(const struct expert_call *call, struct skep_error *err);

@@ -54,6 +54,7 @@ void skep_expert_options_init(struct skep_expert_options *options)
         .eps = 1e-8,
         .weight_decay = -1.0,
         .schedule = "none",
+        .max_sequence = 32768,
     };
 }
 
@@ -254,6 +255,12 @@ __attribute__((unused)) static bool are_valid(const struct skep_tensor_spec *spe
     return schema_check(specs, count, list, count, "tensor", &rows, NULL) == SKEP_OK;
 }
 
+static skep_status check_call(const struct expert_call *call, const struct expert_class *cls,
+                              struct skep_error *err)
+{
+    return cls->check != NULL ? cls->check(call, err) : SKEP_OK;
+}
+
 skep_status expert_forward(struct expert *expert, const DLTensor *inputs, DLTensor *outputs,
                            struct skep_error *err)
 {
@@ -269,8 +276,11 @@ skep_status expert_forward(struct expert *expert, const DLTensor *inputs, DLTens
 
     assert(are_valid(expert->plan.schema.inputs, expert->plan.schema.input_count, inputs));
     assert(are_valid(expert->plan.schema.outputs, expert->plan.schema.output_count, outputs));
+    skep_status rc = check_call(&call, expert->cls, err);
+    if (rc != SKEP_OK)
+        return rc;
     expert->cls->measure(&call, false);
-    skep_status rc = workspace_take(ws.used, &ws, err);
+    rc = workspace_take(ws.used, &ws, err);
     if (rc == SKEP_OK)
         rc = expert->cls->forward(&call, err);
     workspace_give(&ws);
@@ -310,9 +320,12 @@ static skep_status run_backward(struct expert *e, const DLTensor *inputs,
     assert(are_valid(e->plan.schema.inputs, e->plan.schema.input_count, inputs));
     assert(are_valid(e->plan.schema.inputs, e->plan.schema.input_count, grad_inputs));
     assert(are_valid(e->plan.schema.outputs, e->plan.schema.output_count, grad_outputs));
+    skep_status rc = check_call(&call, e->cls, err);
+    if (rc != SKEP_OK)
+        return rc;
     (void)cut_gradients(e, ws, grads);
     e->cls->measure(&call, true);
-    skep_status rc = workspace_take(ws->used, ws, err);
+    rc = workspace_take(ws->used, ws, err);
     if (rc != SKEP_OK)
         return rc;
     *flat = cut_gradients(e, ws, grads);

@@ -38,8 +38,8 @@ uint64_t expert_parameter_count(const struct expert *expert);
 uint64_t expert_update_count(const struct expert *expert);
 /* Steps that were not done because a gradient was not finite. */
 uint64_t expert_skipped_count(const struct expert *expert);
-/* Whether its compute time is bounded by its rows and it never blocks: true for built-in classes.
- */
+/* Whether its compute time is bounded by its rows and it never blocks: true for built-in classes
+ * except the transformer, whose time depends on the length of sequences too. */
 bool expert_is_bounded(const struct expert *expert);
 
 /*

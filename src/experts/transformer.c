@@ -16,8 +16,8 @@
 #include "experts/attention.h"
 #include "experts/kernels.h"
 
-enum { HIDDEN, WIDE, HEADS, MASKED }; /* in plan->dims */
-enum { X, MASK };                     /* inputs */
+enum { HIDDEN, WIDE, HEADS, MASKED, MAX_SEQ }; /* in plan->dims */
+enum { X, MASK };                              /* inputs */
 
 /* In PyTorch's order. */
 enum { W_IN, B_IN, W_OUT, B_OUT, W1, B1, W2, B2, NW1, NB1, NW2, NB2 };
@@ -36,6 +36,10 @@ static skep_status describe(const struct skep_expert_options *options, struct ex
                          "hidden_dim: %" PRId64 ", expected a multiple of 4 (the heads) for class "
                          "transformer",
                          h);
+    if (options->max_sequence < 1)
+        return error_set(err, SKEP_INVALID_ARGUMENT,
+                         "max_sequence: %" PRId64 ", expected 1 or more", options->max_sequence);
+    plan->dims[MAX_SEQ] = (size_t)options->max_sequence;
     plan->dims[HIDDEN] = (size_t)h;
     plan->dims[WIDE] = 4 * (size_t)h;
     plan->dims[HEADS] = (size_t)heads;
@@ -143,15 +147,20 @@ static struct simd_norm norm_of(const struct expert_call *call, int weight)
     };
 }
 
-/* Shapes that a schema cannot tie together. */
-static skep_status check_mask(const struct expert_call *call, struct skep_error *err)
+static skep_status check(const struct expert_call *call, struct skep_error *err)
 {
-    if (!call->plan->dims[MASKED] || call->inputs[MASK].shape[1] == call->inputs[X].shape[1])
+    const int64_t seq = call->inputs[X].shape[1];
+
+    if (seq > (int64_t)call->plan->dims[MAX_SEQ])
+        return error_set(err, SKEP_INVALID_ARGUMENT,
+                         "input 0 (x): sequence length %" PRId64 ", expected at most %zu", seq,
+                         call->plan->dims[MAX_SEQ]);
+    if (!call->plan->dims[MASKED] || call->inputs[MASK].shape[1] == seq)
         return SKEP_OK;
     return error_set(err, SKEP_INVALID_ARGUMENT,
                      "input 1 (padding_mask): sequence length %" PRId64 ", expected %" PRId64
                      " as in input 0",
-                     call->inputs[MASK].shape[1], call->inputs[X].shape[1]);
+                     call->inputs[MASK].shape[1], seq);
 }
 
 /* From x to norm1's output. */
@@ -195,10 +204,8 @@ static skep_status run(const struct expert_call *call, const struct scratch *s, 
                        struct skep_error *err)
 {
     const struct simd_norm norm = norm_of(call, NW2);
-    skep_status rc = check_mask(call, err);
+    skep_status rc = run_attention(call, s, err);
 
-    if (rc == SKEP_OK)
-        rc = run_attention(call, s, err);
     if (rc == SKEP_OK)
         rc = run_feed_forward(call, s, err);
     if (rc == SKEP_OK)
@@ -298,8 +305,9 @@ static skep_status backward(const struct expert_call *call, struct skep_error *e
 const struct expert_class expert_class_transformer = {
     .name = "transformer",
     .describe = describe,
+    .check = check,
     .measure = measure,
     .forward = forward,
     .backward = backward,
-    .is_bounded = true,
+    .is_bounded = false, /* time grows with the square of the sequence length, not with rows */
 };

@@ -50,6 +50,15 @@ static void hidden_dim_out_of_range_is_refused(void **state)
         o.cls = "nop";
         expect_refused(&o, SKEP_INVALID_ARGUMENT, "hidden_dim");
     }
+    struct skep_expert_options o = default_options("transformer");
+    o.hidden_dim = 22;
+    expect_refused(&o, SKEP_INVALID_ARGUMENT, "22, expected a multiple of 4");
+    o = default_options("transformer");
+    o.max_sequence = 0;
+    expect_refused(&o, SKEP_INVALID_ARGUMENT, "max_sequence");
+    o = default_options("swiglu");
+    o.intermediate_dim = -1;
+    expect_refused(&o, SKEP_INVALID_ARGUMENT, "intermediate_dim: -1, expected 1 to");
 }
 
 static void experts_larger_than_the_machine_are_refused(void **state)

@@ -286,6 +286,37 @@ static void experts_of_several_threads_do_not_meet(void **state)
     }
 }
 
+/* A float tensor of any shape, filled as tensor_of() does. */
+static DLManagedTensor *sequences(int64_t batch, int64_t seq, int64_t width, unsigned seed)
+{
+    const int64_t shape[3] = {batch, seq, width};
+    DLManagedTensor *flat = tensor_of(batch * seq, width, seed);
+    DLManagedTensor *t;
+
+    assert_int_equal(skep_tensor_new(DTYPE_F32, 3, shape, &t, NULL), SKEP_OK);
+    memcpy(data_of(t), data_of(flat), (size_t)(batch * seq * width) * sizeof(float));
+    skep_tensor_free(flat);
+    return t;
+}
+
+static void sequences_over_the_limit_are_refused(void **state)
+{
+    (void)state;
+    struct skep_expert_options o = default_options("transformer");
+    struct skep_error err;
+
+    o.max_sequence = 9;
+    struct expert *e = create(&o);
+    DLManagedTensor *x = sequences(1, 10, HIDDEN, 1);
+    DLManagedTensor *y = sequences(1, 10, HIDDEN, 2);
+    assert_int_equal(expert_forward(e, &x->dl_tensor, &y->dl_tensor, &err), SKEP_INVALID_ARGUMENT);
+    assert_string_equal(err.message, "input 0 (x): sequence length 10, expected at most 9");
+    assert_false(expert_is_bounded(e));
+    skep_tensor_free(x);
+    skep_tensor_free(y);
+    expert_free(e);
+}
+
 static void nop_passes_everything_through(void **state)
 {
     (void)state;
@@ -353,19 +384,6 @@ static void idle_scratch_memory_shrinks_after_a_peak(void **state)
     }
     assert_true(workspace_idle_bytes() <= 8 * mib);
     workspace_trim();
-}
-
-/* A float tensor of any shape, filled as tensor_of() does. */
-static DLManagedTensor *sequences(int64_t batch, int64_t seq, int64_t width, unsigned seed)
-{
-    const int64_t shape[3] = {batch, seq, width};
-    DLManagedTensor *flat = tensor_of(batch * seq, width, seed);
-    DLManagedTensor *t;
-
-    assert_int_equal(skep_tensor_new(DTYPE_F32, 3, shape, &t, NULL), SKEP_OK);
-    memcpy(data_of(t), data_of(flat), (size_t)(batch * seq * width) * sizeof(float));
-    skep_tensor_free(flat);
-    return t;
 }
 
 static DLManagedTensor *mask_of(int64_t batch, int64_t seq, uint8_t value)
@@ -469,6 +487,7 @@ int main(void)
         cmocka_unit_test(gradients_of_a_batch_are_sums_over_rows),
         cmocka_unit_test(equal_calls_give_equal_bits),
         cmocka_unit_test(experts_of_several_threads_do_not_meet),
+        cmocka_unit_test(sequences_over_the_limit_are_refused),
         cmocka_unit_test(nop_passes_everything_through),
         cmocka_unit_test(a_pass_without_memory_fails_and_changes_nothing),
         cmocka_unit_test(idle_scratch_memory_shrinks_after_a_peak),
