@@ -1,5 +1,6 @@
 skep_unit_test(test_once MODULES node)
 skep_unit_test(test_node_parts MODULES node)
-skep_unit_test(test_node MODULES node TIMEOUT 240)
-set_property(TEST test_node APPEND PROPERTY LABELS threads)
+skep_unit_test(test_node MODULES node TIMEOUT 120)
+skep_unit_test(test_node_life MODULES node TIMEOUT 240)
+set_property(TEST test_node test_node_life APPEND PROPERTY LABELS threads)
 skep_unit_test(test_signals MODULES cli)

@@ -1,0 +1,411 @@
+/* Nodes coming and going in this process, alone and in a swarm. */
+#include "node_caller.h"
+
+#include <dirent.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <skep/log.h>
+#include "base/alloc.h"
+#include "dht/swarm.h"
+
+/* --- lifecycle ----------------------------------------------------------------------------- */
+
+static size_t entries_in(const char *folder)
+{
+    DIR *dir = opendir(folder);
+    size_t count = 0;
+
+    assert_non_null(dir);
+    while (readdir(dir) != NULL)
+        count++;
+    closedir(dir);
+    return count;
+}
+
+/* The kernel takes a moment to forget a thread that was joined. */
+static bool threads_return_to(size_t count)
+{
+    uint64_t deadline = clock_deadline_us(TIMEOUT_MS);
+
+    while (entries_in("/proc/self/task") > count)
+        if (clock_mono_us() > deadline)
+            return false;
+    return true;
+}
+
+static void cycle(int i)
+{
+    struct skep_node_options options;
+    struct skep_error err;
+
+    node_options(&options);
+    options.no_dht = i % 4 != 0;
+    options.num_handlers = 1 + (unsigned)i % 2;
+    struct skep_node *node = new_node(&options, "t.1", i % 2 == 0 ? "nop" : "ffn");
+    if (i % 5 == 4) { /* never started */
+        skep_node_free(node);
+        return;
+    }
+    start_node(node);
+    assert_int_equal(skep_node_start(node, &err), SKEP_FAILED_PRECONDITION);
+    if (i % 3 == 0) {
+        struct caller caller;
+        struct reply reply;
+
+        caller_init(&caller, node);
+        call(&caller, &(struct request){.method = "info", .uid = "t.1"}, &reply);
+        assert_int_equal(reply.status, SKEP_OK);
+        reply_fini(&reply);
+        caller_fini(&caller);
+    }
+    if (i % 3 == 1) {
+        skep_node_request_stop(node);
+        assert_true(skep_node_wait(node, UINT32_MAX));
+        skep_node_stop(node);
+    }
+    skep_node_free(node);
+}
+
+static void starts_and_stops_leave_nothing_behind(void **state)
+{
+    (void)state;
+    cycle(0); /* what libraries keep for ever is there after one */
+    cycle(1);
+    size_t threads = entries_in("/proc/self/task");
+    size_t fds = entries_in("/proc/self/fd");
+
+    for (int i = 0; i < 200; i++)
+        cycle(i);
+    assert_true(threads_return_to(threads));
+    assert_int_equal(entries_in("/proc/self/fd"), fds);
+}
+
+static void stop_asked_for_before_start_is_kept(void **state)
+{
+    (void)state;
+    struct skep_node_options options;
+    struct skep_error err;
+
+    node_options(&options);
+    struct skep_node *node = new_node(&options, "t.1", "nop");
+    assert_int_equal(skep_node_wait_ready(node, 1, &err), SKEP_FAILED_PRECONDITION);
+    skep_node_request_stop(node);
+    assert_int_equal(skep_node_run(node, &err), SKEP_OK); /* returns: it stops at once */
+    assert_int_equal(skep_node_wait_ready(node, 1, &err), SKEP_FAILED_PRECONDITION);
+    skep_node_free(node);
+}
+
+static void busy_port_is_named_and_nothing_is_left(void **state)
+{
+    (void)state;
+    struct skep_node *first = simple_node("nop");
+    size_t threads = entries_in("/proc/self/task");
+    size_t fds = entries_in("/proc/self/fd");
+
+    for (int dht = 0; dht < 2; dht++) {
+        struct skep_node_options options;
+        struct skep_error err;
+        char port[16];
+
+        node_options(&options);
+        options.listen = skep_node_endpoint(first);
+        options.no_dht = dht == 0;
+        struct skep_node *second = new_node(&options, "t.1", "nop");
+        assert_int_equal(skep_node_start(second, &err), SKEP_FAILED_PRECONDITION);
+        snprintf(port, sizeof(port), ":%u", (unsigned)skep_node_port(first));
+        assert_non_null(strstr(err.message, port));
+        assert_true(skep_node_wait(second, 0));
+        skep_node_free(second);
+    }
+    assert_true(threads_return_to(threads));
+    assert_int_equal(entries_in("/proc/self/fd"), fds);
+    skep_node_free(first);
+}
+
+static void experts_are_checked_when_added(void **state)
+{
+    (void)state;
+    struct skep_node_options options;
+    struct skep_expert_options expert;
+    struct skep_error err;
+
+    node_options(&options);
+    struct skep_node *node = new_node(&options, "t.1", "nop");
+    expert_options(&expert, "nop");
+    assert_int_equal(skep_node_add_expert(node, "t.1", &expert, &err), SKEP_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "t.1"));
+    assert_int_equal(skep_node_add_expert(node, "t.01", &expert, &err), SKEP_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "t.01"));
+    assert_int_equal(skep_node_add_pattern(node, "t.[0:4", 1, &expert, &err),
+                     SKEP_INVALID_ARGUMENT);
+    assert_int_equal(skep_node_add_pattern(node, "t.[0:4]", 5, &expert, &err),
+                     SKEP_INVALID_ARGUMENT);
+    expert.cls = "nonsense";
+    assert_int_equal(skep_node_add_expert(node, "t.2", &expert, &err), SKEP_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "nonsense"));
+    assert_int_equal(skep_node_expert_count(node), 1);
+    start_node(node);
+    expert_options(&expert, "nop");
+    assert_int_equal(skep_node_add_expert(node, "t.3", &expert, &err), SKEP_FAILED_PRECONDITION);
+    skep_node_free(node);
+}
+
+static void experts_beyond_memory_are_refused_at_start(void **state)
+{
+    (void)state;
+    struct skep_node_options options;
+    struct skep_error err;
+
+    node_options(&options);
+    options.max_batch_size = INT32_MAX;
+    struct skep_expert_options expert;
+    struct skep_node *node = new_node(&options, NULL, NULL);
+    expert_options(&expert, "nop");
+    expert.hidden_dim = 65536;
+    assert_int_equal(skep_node_add_expert(node, "t.1", &expert, &err), SKEP_OK);
+    assert_int_equal(skep_node_start(node, &err), SKEP_RESOURCE_EXHAUSTED);
+    assert_non_null(strstr(err.message, "MiB"));
+    skep_node_free(node);
+}
+
+/* Calls without end from another thread's callbacks, until told to stop. */
+enum { STORM = 32 };
+
+static void stop_ends_every_call_under_way(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 5; round++) {
+        struct skep_node *node = simple_node("ffn");
+        struct caller caller;
+        struct reply replies[STORM];
+        DLManagedTensor *x = rows_of(MAX_ROWS / 4, 1); /* all fit the queue */
+        struct request r = forward_of(x);
+        struct reply first;
+
+        caller_init(&caller, node);
+        call(&caller, &r, &first); /* the connection is there */
+        assert_int_equal(first.status, SKEP_OK);
+        reply_fini(&first);
+        for (int i = 0; i < STORM; i++)
+            start_call(&caller, &r, &replies[i]);
+        skep_node_stop(node);
+        for (int i = 0; i < STORM; i++) {
+            wait_reply(&replies[i]);
+            if (replies[i].status != SKEP_OK && replies[i].status != SKEP_UNAVAILABLE)
+                fail_msg("%s: %s", skep_status_name(replies[i].status), replies[i].message);
+            reply_fini(&replies[i]);
+        }
+        call(&caller, &r, &first);
+        assert_int_equal(first.status, SKEP_UNAVAILABLE);
+        reply_fini(&first);
+        caller_fini(&caller);
+        skep_tensor_free(x);
+        skep_node_free(node);
+    }
+}
+
+static void stopper(void *arg)
+{
+    skep_node_stop(arg);
+}
+
+static void several_threads_may_stop_one_node(void **state)
+{
+    (void)state;
+    struct skep_node *node = simple_node("nop");
+    struct thread threads[4] = {0};
+
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(thread_start(&threads[i], "stopper", stopper, node, NULL), SKEP_OK);
+    for (int i = 0; i < 4; i++)
+        thread_join(&threads[i]);
+    assert_true(skep_node_wait(node, 0));
+    skep_node_free(node);
+}
+
+static void every_failed_allocation_ends_in_an_error(void **state)
+{
+    (void)state;
+    bool more = true;
+    long n = 1;
+
+    for (; more; n++) {
+        struct skep_node_options options;
+        struct skep_expert_options expert;
+        struct skep_node *node = NULL;
+        struct skep_error err;
+
+        node_options(&options);
+        expert_options(&expert, "nop");
+        mem_fail_at(n);
+        skep_status rc = skep_node_new(&options, &node, &err);
+        if (rc == SKEP_OK)
+            rc = skep_node_add_expert(node, "t.1", &expert, &err);
+        if (rc == SKEP_OK)
+            rc = skep_node_start(node, &err);
+        more = !mem_fail_pending();
+        mem_fail_at(0);
+        if (!more)
+            assert_int_equal(rc, SKEP_OK);
+        skep_node_free(node);
+        assert_true(n < 1000);
+    }
+    assert_true(n > 10);
+}
+
+/* --- in a swarm ---------------------------------------------------------------------------- */
+
+struct looker {
+    struct identity identity;
+    struct swarm *swarm;
+};
+
+static void looker_init(struct looker *looker, const char *peer)
+{
+    struct swarm_config config = {
+        .name = "skep",
+        .identity = &looker->identity,
+        .initial_peers = &peer,
+        .initial_peer_count = 1,
+    };
+    struct skep_error err;
+
+    assert_int_equal(identity_generate(&looker->identity, NULL), SKEP_OK);
+    assert_int_equal(endpoint_parse(&config.dht_listen, "127.0.0.1:*", true, NULL), SKEP_OK);
+    if (swarm_join(&config, &looker->swarm, &err) != SKEP_OK)
+        fail_msg("swarm: %s", err.message);
+    assert_true(swarm_wait_joined(looker->swarm, clock_deadline_us(TIMEOUT_MS)));
+}
+
+static void looker_fini(struct looker *looker)
+{
+    swarm_leave(looker->swarm, clock_deadline_us(1000));
+}
+
+/* Looks until the UID has a provider; the lookups themselves wait on the network. */
+static struct provider look_up(struct looker *looker, const char *uid)
+{
+    struct lookup_result *result = calloc(1, sizeof(*result));
+    uint64_t deadline = clock_deadline_us(TIMEOUT_MS);
+    struct skep_error err;
+
+    do {
+        assert_int_equal(directory_get_wait(swarm_directory(looker->swarm), &uid, 1,
+                                            DIRECTORY_FRESH, clock_deadline_us(2000), result, &err),
+                         SKEP_OK);
+        if (clock_mono_us() > deadline)
+            fail_msg("%s: %s", uid, skep_status_name(result->status));
+    } while (result->status != SKEP_OK);
+    struct provider provider = result->providers[0];
+    free(result);
+    return provider;
+}
+
+static struct skep_node *swarm_node(const char *listen, const char *peer, const char *uid)
+{
+    struct skep_node_options options;
+
+    node_options(&options);
+    options.no_dht = false;
+    options.listen = listen;
+    options.initial_peers = &peer;
+    options.initial_peer_count = peer != NULL ? 1 : 0;
+    return new_node(&options, uid, "nop");
+}
+
+static void published_endpoint_is_the_bound_one(void **state)
+{
+    (void)state;
+    struct skep_node *node = swarm_node("127.0.0.1:*", NULL, "t.1");
+    struct looker looker;
+    char text[ENDPOINT_TEXT_BYTES];
+    char peer_id[PEER_ID_HEX_BYTES];
+
+    start_node(node);
+    looker_init(&looker, skep_node_initial_peer(node));
+    struct provider provider = look_up(&looker, "t.1");
+    assert_int_equal(provider.endpoint_count, 1);
+    assert_string_equal(endpoint_format(&provider.endpoints[0], text), skep_node_endpoint(node));
+    assert_int_equal(provider.endpoints[0].port, skep_node_port(node));
+    peer_id_hex(provider.peer_id, peer_id);
+    assert_string_equal(peer_id, skep_node_peer_id(node));
+    assert_string_equal(provider.cls, "nop");
+    assert_true(skep_node_port(node) > 0 && skep_node_dht_port(node) > 0);
+    looker_fini(&looker);
+    skep_node_free(node);
+}
+
+static void behind_a_wildcard_the_address_is_asked_for(void **state)
+{
+    (void)state;
+    struct skep_node *first = swarm_node("127.0.0.1:*", NULL, "t.1");
+    struct looker looker;
+
+    start_node(first);
+    struct skep_node *second = swarm_node("0.0.0.0:*", skep_node_initial_peer(first), "t.2");
+    start_node(second);
+    looker_init(&looker, skep_node_initial_peer(first));
+    struct provider provider = look_up(&looker, "t.2");
+    assert_string_equal(provider.endpoints[0].host, "127.0.0.1");
+    assert_int_equal(provider.endpoints[0].port, skep_node_port(second));
+    looker_fini(&looker);
+    skep_node_free(second);
+    skep_node_free(first);
+}
+
+static void patterns_take_what_is_free(void **state)
+{
+    (void)state;
+    struct skep_node *first = swarm_node("127.0.0.1:*", NULL, NULL);
+    struct skep_expert_options expert;
+    struct looker looker;
+
+    expert_options(&expert, "nop");
+    assert_int_equal(skep_node_add_pattern(first, "t.[0:4]", 2, &expert, NULL), SKEP_OK);
+    start_node(first);
+    assert_int_equal(skep_node_expert_count(first), 2);
+    looker_init(&looker, skep_node_initial_peer(first));
+    for (size_t i = 0; i < 2; i++)
+        look_up(&looker, skep_node_expert_uid(first, i)); /* they can be found */
+
+    struct skep_node *second = swarm_node("127.0.0.1:*", skep_node_initial_peer(first), "t.9");
+    assert_int_equal(skep_node_add_pattern(second, "t.[0:4]", 2, &expert, NULL), SKEP_OK);
+    start_node(second);
+    assert_int_equal(skep_node_expert_count(second), 3);
+    for (size_t i = 0; i < 3; i++)
+        for (size_t k = 0; k < 2; k++)
+            assert_string_not_equal(skep_node_expert_uid(second, i),
+                                    skep_node_expert_uid(first, k));
+    assert_null(skep_node_expert_uid(second, 3));
+
+    struct skep_node *third = swarm_node("127.0.0.1:*", skep_node_initial_peer(first), NULL);
+    struct skep_error err;
+    assert_int_equal(skep_node_add_pattern(third, "t.[0:4]", 4, &expert, NULL), SKEP_OK);
+    assert_int_equal(skep_node_start(third, &err), SKEP_RESOURCE_EXHAUSTED);
+    assert_non_null(strstr(err.message, "of 4"));
+    skep_node_free(third);
+    looker_fini(&looker);
+    skep_node_free(second);
+    skep_node_free(first);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(starts_and_stops_leave_nothing_behind),
+        cmocka_unit_test(stop_asked_for_before_start_is_kept),
+        cmocka_unit_test(busy_port_is_named_and_nothing_is_left),
+        cmocka_unit_test(experts_are_checked_when_added),
+        cmocka_unit_test(experts_beyond_memory_are_refused_at_start),
+        cmocka_unit_test(stop_ends_every_call_under_way),
+        cmocka_unit_test(several_threads_may_stop_one_node),
+        cmocka_unit_test(every_failed_allocation_ends_in_an_error),
+        cmocka_unit_test(published_endpoint_is_the_bound_one),
+        cmocka_unit_test(behind_a_wildcard_the_address_is_asked_for),
+        cmocka_unit_test(patterns_take_what_is_free),
+    };
+
+    skep_log_set(SKEP_LOG_ERROR, NULL, NULL);
+    return cmocka_run_group_tests_name("node_life", tests, NULL, NULL);
+}
