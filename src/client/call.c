@@ -18,6 +18,13 @@
 #include "base/tensor.h"
 #include "base/thread.h"
 
+/*
+ * How often one call looks its expert up. An answer comes at the first record, and OpenDHT brings
+ * each record in a packet of its own: so an answer may be a dead node's alone, while the others
+ * reach the cache a moment later. Every other round therefore asks the cache.
+ */
+enum { LOOKUP_ROUNDS = 6 };
+
 struct skep_call {
     atomic_uint refs; /* the user's, and the engine's until the call has ended */
     struct skep_client *client;
@@ -35,7 +42,7 @@ struct skep_call {
     struct provider_list candidates; /* owned */
     bool *tried;                     /* owned: one for each candidate */
     size_t current;
-    bool looked_up_fresh;
+    unsigned lookups;
     struct skep_error last_error;
 
     pthread_mutex_t lock; /* guards all below */
@@ -196,11 +203,14 @@ static void lookup_found(void *arg, const struct lookup_result *results, size_t 
     finish(call, &error);
 }
 
-static void look_up(struct skep_call *call, unsigned flags)
+static void look_up(struct skep_call *call)
 {
     const char *uid = call->expert->uid;
+    bool fresh = call->candidates.count > 0 && call->lookups % 2 == 0;
+    unsigned flags = fresh ? DIRECTORY_FRESH : 0;
     struct skep_error error;
 
+    call->lookups++;
     if (directory_get(swarm_directory(call->client->swarm), &uid, 1, flags, call->deadline_us,
                       lookup_found, call, &error) != SKEP_OK)
         finish(call, &error);
@@ -254,9 +264,23 @@ static void answered(struct skep_call *call, const struct reply_headers *reply,
     finish(call, &call->last_error);
 }
 
+/* Says which expert it was and, unless the sentence does, where. */
+static void name_attempt(const struct skep_call *call, struct skep_error *err)
+{
+    const struct provider *p = &call->candidates.items[call->current];
+    char endpoint[ENDPOINT_TEXT_BYTES];
+
+    endpoint_format(&p->endpoints[0], endpoint);
+    if (strstr(err->message, endpoint) != NULL)
+        error_prefix(err, "expert %s", call->expert->uid);
+    else
+        error_prefix(err, "expert %s at %s", call->expert->uid, endpoint);
+}
+
 static void not_answered(struct skep_call *call, bool sent, const struct skep_error *err)
 {
     call->last_error = *err;
+    name_attempt(call, &call->last_error);
     switch (err->status) {
     case SKEP_UNAVAILABLE:
     case SKEP_UNAUTHENTICATED:
@@ -336,13 +360,21 @@ static bool try_current(struct skep_call *call)
     return started;
 }
 
+static void out_of_time(struct skep_call *call)
+{
+    if (call->last_error.status == SKEP_OK) {
+        fail(call, SKEP_DEADLINE_EXCEEDED, "no node answered in time");
+        return;
+    }
+    call->last_error.status = SKEP_DEADLINE_EXCEEDED; /* the sentence says what took the time */
+    finish(call, &call->last_error);
+}
+
 static void next_step(struct skep_call *call)
 {
     while (!is_cancelled(call)) {
         if (clock_mono_us() >= call->deadline_us) {
-            fail(call, SKEP_DEADLINE_EXCEEDED,
-                 call->last_error.status != SKEP_OK ? call->last_error.message
-                                                    : "no node answered in time");
+            out_of_time(call);
             return;
         }
         if (pick(call)) {
@@ -352,11 +384,8 @@ static void next_step(struct skep_call *call)
                 break;
             continue;
         }
-        if (!call->looked_up_fresh && !call->expert->fixed && call->client->swarm != NULL) {
-            call->looked_up_fresh = true;
-            /* What failed has been dropped from the cache; anything left there is as good as new.
-             */
-            look_up(call, call->candidates.count > 0 ? DIRECTORY_FRESH : 0);
+        if (call->lookups < LOOKUP_ROUNDS && !call->expert->fixed && call->client->swarm != NULL) {
+            look_up(call);
             return;
         }
         break;
