@@ -1,21 +1,26 @@
-"""Starts real `skep` processes on loopback for the integration tests, and ends every one of them.
+"""Starts real `skep` processes for the integration tests, and ends every one of them.
 
-Each test script makes one Swarm, uses it as a context manager, and exits non-zero through an
-AssertionError that says what was expected. Waiting is always for an event with a deadline.
+A test script defines functions `case_...`, each of which makes a Swarm and uses it as a context
+manager, and ends with `main(globals())`. A case fails by an AssertionError that says what was
+expected. Waiting is always for an event with a deadline.
 """
 
+import ast
 import json
 import os
 import select
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 
 SKEP = os.environ["SKEP_PROGRAM"]
+GOLDEN = os.environ.get("SKEP_GOLDEN_DIR", "")
 # Sanitized builds are slower: every deadline is stretched by this factor.
 PATIENCE = float(os.environ.get("SKEP_TEST_PATIENCE", "1"))
 
@@ -24,6 +29,26 @@ def skip(reason):
     """Ends the script as skipped (exit code 77, told to ctest)."""
     print("skipped: " + reason)
     sys.exit(77)
+
+
+def main(names):
+    """Runs every case of a script (or those named on its command line), then tells which failed."""
+    cases = [(name[5:], case) for name, case in names.items() if name.startswith("case_")]
+    failed = []
+    for name, case in cases:
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
+        start = time.monotonic()
+        outcome = "ok"
+        try:
+            outcome = case() or outcome
+        except Exception:
+            traceback.print_exc(file=sys.stdout)
+            failed.append(name)
+            outcome = "FAILED"
+        print("%s: %s (%.1f s)" % (name, outcome, time.monotonic() - start), flush=True)
+    if failed:
+        sys.exit("failed: " + ", ".join(failed))
 
 
 def until(condition, seconds, what, pause=0.05):
@@ -40,15 +65,33 @@ def until(condition, seconds, what, pause=0.05):
 class Process:
     """One background `skep` whose first output line is its facts as JSON."""
 
-    def __init__(self, name, arguments, folder):
+    def __init__(self, name, arguments, folder, inside=(), environment=None):
         self.name = name
         self.log_path = os.path.join(folder, name + ".log")
-        self.log = open(self.log_path, "wb")
-        self.popen = subprocess.Popen([SKEP] + arguments + ["--json"], stdout=subprocess.PIPE,
-                                      stderr=self.log, stdin=subprocess.DEVNULL)
+        self.log = open(self.log_path, "ab")
+        self.popen = subprocess.Popen(list(inside) + [SKEP] + arguments + ["--json"],
+                                      stdout=subprocess.PIPE, stderr=self.log,
+                                      stdin=subprocess.DEVNULL,
+                                      env=dict(os.environ, **(environment or {})))
         self.facts = None
 
-    def wait_ready(self, seconds=20):
+    @property
+    def peer(self):
+        """What the next node gives to --initial-peers."""
+        return self.facts["initial_peers"]
+
+    @property
+    def endpoint(self):
+        return self.facts["endpoint"]
+
+    @property
+    def port(self):
+        return int(self.endpoint.rsplit(":", 1)[1])
+
+    def alive(self):
+        return self.popen.poll() is None
+
+    def wait_ready(self, seconds=30):
         deadline = time.monotonic() + seconds * PATIENCE
         line = b""
         while not line.endswith(b"\n"):
@@ -67,19 +110,33 @@ class Process:
         with open(self.log_path, errors="replace") as log:
             return log.read()
 
-    def signal(self, number):
+    def wait_log(self, text, seconds=20):
+        """Waits until the log holds a text."""
+        until(lambda: text in self.read_log(), seconds,
+              "%s logs %r; it has logged:\n%s" % (self.name, text, self.read_log()))
+
+    def send(self, number):
         self.popen.send_signal(number)
 
-    def stop(self, seconds=10):
-        """SIGTERM; returns the exit code."""
-        if self.popen.poll() is None:
-            self.popen.send_signal(signal.SIGTERM)
+    def wait(self, seconds=20):
+        """Waits for its end; returns the exit code (negative: the signal that ended it)."""
         try:
             return self.popen.wait(seconds * PATIENCE)
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError("%s did not stop within %s s:\n%s" % (
-                self.name, seconds, self.read_log()))
+                self.name, seconds, self.read_log())) from None
+
+    def stop(self, seconds=20, number=signal.SIGTERM):
+        """Sends a signal; returns the exit code."""
+        if self.alive():
+            self.popen.send_signal(number)
+        return self.wait(seconds)
+
+    def events(self):
+        """The lines of JSON after the facts, once the process has ended."""
+        assert not self.alive()
+        return [json.loads(line) for line in self.popen.stdout.read().splitlines()]
 
     def kill(self):
         """SIGKILL, as a crash."""
@@ -114,44 +171,104 @@ class Swarm:
     def path(self, name):
         return os.path.join(self.folder, name)
 
-    def start(self, name, *arguments, ready=True):
-        process = Process(name, list(arguments), self.folder)
+    def start(self, name, *arguments, ready=True, inside=(), environment=None):
+        process = Process(name, list(arguments), self.folder, inside, environment)
         self.processes.append(process)
         if ready:
             process.wait_ready()
         return process
 
-    def bootstrap(self, name="bootstrap", *arguments, listen="127.0.0.1:*"):
-        return self.start(name, "dht", "--listen", listen, *arguments)
+    def bootstrap(self, name="bootstrap", *arguments, listen="127.0.0.1:*", **more):
+        return self.start(name, "dht", "--listen", listen, *arguments, **more)
 
     def node(self, name, uids, peers, *arguments, cls="nop", hidden=16, listen="127.0.0.1:*",
-             ready=True):
+             **more):
         command = ["node", "--listen", listen, "--hidden-dim", str(hidden), "--expert-cls", cls]
         if uids:
             command += ["--expert-uids", ",".join(uids)]
         if peers:
             command += ["--initial-peers", ",".join(peers)]
-        return self.start(name, *command, *arguments, ready=ready)
+        return self.start(name, *command, *arguments, **more)
 
 
-def run(*arguments, code=0, seconds=60, environment=None):
-    """Runs `skep` to its end; its exit code must be `code`. Returns (stdout, stderr)."""
+def run(*arguments, code=0, seconds=60, environment=None, inside=()):
+    """Runs `skep` to its end; its exit code must be `code`, or one of them. Returns (stdout,
+    stderr), or with code=None (exit code, stdout, stderr)."""
     full = dict(os.environ, **(environment or {}))
-    done = subprocess.run([SKEP] + list(arguments), stdin=subprocess.DEVNULL,
+    done = subprocess.run(list(inside) + [SKEP] + list(arguments), stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           timeout=seconds * PATIENCE, env=full)
     out = done.stdout.decode(errors="replace")
     err = done.stderr.decode(errors="replace")
-    assert code is None or done.returncode == code, \
-        "skep %s: exit code %d, expected %d\n%s%s" % (
-            " ".join(arguments), done.returncode, code, out, err)
-    return (out, err) if code is not None else (done.returncode, out, err)
+    if code is None:
+        return done.returncode, out, err
+    allowed = code if isinstance(code, tuple) else (code,)
+    assert done.returncode in allowed, "skep %s: exit code %d, expected %s\n%s%s" % (
+        " ".join(arguments), done.returncode, code, out, err)
+    return out, err
 
 
-def find(peer, *uids, code=0, extra=()):
-    """`skep find --json`: the parsed answer."""
-    out, _ = run("find", *uids, "--initial-peers", peer, "--json", *extra, code=code)
-    return json.loads(out)
+def refused(code, texts, *arguments, **more):
+    """Runs `skep`, which must end with this exit code and say all of these texts. Returns what it
+    said."""
+    _, err = run(*arguments, code=code, **more)
+    for text in [texts] if isinstance(texts, str) else texts:
+        assert text in err, "skep %s: said %r, expected %r in it" % (" ".join(arguments), err, text)
+    return err
+
+
+def timeout_option(seconds):
+    return "--timeout=%dms" % (seconds * PATIENCE * 1000)
+
+
+def find(peers, *uids, extra=(), seconds=15, inside=()):
+    """`skep find`: uid -> list of providers, freshest first. Fails if a lookup itself fails."""
+    peers = peers if isinstance(peers, str) else ",".join(peers)
+    out, _ = run("find", *uids, "--initial-peers", peers, "--json", timeout_option(seconds), *extra,
+                 code=(0, 3), inside=inside)
+    answers = json.loads(out)
+    assert [a["uid"] for a in answers] == list(uids), out
+    for answer in answers:
+        assert answer["status"] == ("OK" if answer["providers"] else "NOT_FOUND"), out
+    return {a["uid"]: a["providers"] for a in answers}
+
+
+def until_found(peers, uid, node, seconds=30, **more):
+    """Waits until the freshest provider of a UID is this node at its own endpoint."""
+    def first():
+        providers = find(peers, uid, **more)[uid]
+        return providers and (providers[0]["peer_id"], providers[0]["endpoint"]) == (
+            node.facts["peer_id"], node.endpoint)
+    until(first, seconds, "%s is found at %s" % (uid, node.endpoint))
+
+
+def until_gone(peers, uid, seconds=30, **more):
+    until(lambda: not find(peers, uid, **more)[uid], seconds, "%s is found no more" % uid)
+
+
+def call(uid, *arguments, peers=None, node=None, code=0, seconds=20, **more):
+    """`skep call --json`, through DHT peers or straight to a node: its parsed answer, or with a
+    code other than 0 what it said."""
+    where = ["--initial-peers", peers] if peers else ["--endpoint", node.endpoint]
+    out, err = run("call", uid, *where, "--json", timeout_option(seconds), *arguments, code=code,
+                   **more)
+    return json.loads(out) if code == 0 else err
+
+
+def free_port(kind=socket.SOCK_STREAM, host="127.0.0.1"):
+    """A port that nobody has; whoever wants it should take it soon."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, kind) as s:
+        s.bind((host, 0))
+        return s.getsockname()[1]
+
+
+def has_ipv6():
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as s:
+            s.bind(("::1", 0))
+        return True
+    except OSError:
+        return False
 
 
 def write_safetensors(path, tensors):
@@ -178,3 +295,27 @@ def read_safetensors(path):
     return {name: (t["dtype"], t["shape"],
                    raw[8 + size + t["data_offsets"][0]:8 + size + t["data_offsets"][1]])
             for name, t in header.items()}
+
+
+NPY_TYPES = {"f": "<f4", "d": "<f8", "q": "<i8"}
+
+
+def write_npy(path, shape, values, letter="f"):
+    """A .npy file of NumPy format version 1.0; `letter` as in struct: f, d or q."""
+    text = "{'descr': '%s', 'fortran_order': False, 'shape': (%s), }" % (
+        NPY_TYPES[letter], "".join("%d, " % n for n in shape))
+    text += " " * (-(len(text) + 11) % 64) + "\n"
+    with open(path, "wb") as out:
+        out.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode())
+        out.write(struct.pack("<%d%s" % (len(values), letter), *values))
+
+
+def read_npy(path):
+    """(type, shape, raw bytes)."""
+    with open(path, "rb") as file:
+        raw = file.read()
+    assert raw[:8] == b"\x93NUMPY\x01\x00", raw[:8]
+    size = struct.unpack("<H", raw[8:10])[0]
+    header = ast.literal_eval(raw[10:10 + size].decode())
+    assert header["fortran_order"] is False
+    return header["descr"], list(header["shape"]), raw[10 + size:]

@@ -1,0 +1,27 @@
+# skep_integration_test(NAME TIMEOUT [ALONE]): tests/integration/NAME.py, run with Python's standard
+# library over real processes of the program just built. ALONE: not beside other tests, as it takes
+# thousands of descriptors or changes the network's settings.
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+
+add_executable(local_expert local_expert.c)
+target_link_libraries(local_expert PRIVATE skep_experts skep_node)
+skep_compile_options(local_expert)
+
+# Sanitized programs are slower, and the machine may be busy with other tests.
+set(integration_patience 1)
+if(SKEP_SANITIZER OR SKEP_FUZZ)
+  set(integration_patience 4)
+endif()
+
+function(skep_integration_test name timeout)
+  cmake_parse_arguments(arg "ALONE" "" "" ${ARGN})
+  math(EXPR timeout "${timeout} * ${integration_patience}")
+  add_test(NAME ${name} COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/${name}.py")
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${timeout} SKIP_RETURN_CODE 77
+    ENVIRONMENT "SKEP_PROGRAM=$<TARGET_FILE:skep>;SKEP_LOCAL_EXPERT=$<TARGET_FILE:local_expert>;SKEP_GOLDEN_DIR=${PROJECT_SOURCE_DIR}/tests/golden;SKEP_TEST_PATIENCE=${integration_patience};PYTHONDONTWRITEBYTECODE=1;TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/tsan.supp")
+  if(arg_ALONE)
+    set_tests_properties(${name} PROPERTIES RUN_SERIAL ON)
+  endif()
+endfunction()
+
+skep_integration_test(test_five_nodes 180)
