@@ -8,6 +8,7 @@
 #include <assert.h>
 #include <inttypes.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -17,6 +18,7 @@
 #include "experts/class.h"
 #include "experts/init.h"
 #include "experts/optimizer.h"
+#include "experts/snapshot.h"
 
 enum {
     MIN_HIDDEN = 1,
@@ -26,6 +28,9 @@ enum {
 
 struct expert {
     const struct expert_class *cls;
+    struct skep_expert_options options; /* its texts are the class's name and the two below */
+    char optimizer_name[SKEP_EXPERT_NAME_BYTES];
+    char schedule_name[SKEP_EXPERT_NAME_BYTES];
     struct expert_plan plan;
     float *values; /* owned: mem_free() */
     size_t total;  /* elements of values, gaps included */
@@ -35,6 +40,7 @@ struct expert {
     size_t count[EXPERT_MAX_PARAMETERS];
     const float *params[EXPERT_MAX_PARAMETERS];
     struct optimizer optimizer;
+    struct snapshot_gate gate; /* guards values and the optimizer's arrays against copies */
     /* Read by any thread. */
     _Atomic uint64_t updates;
     _Atomic uint64_t skipped;
@@ -151,6 +157,17 @@ static void initialize(struct expert *e, uint64_t seed)
     }
 }
 
+/* Names have been checked, so they are short. */
+static void keep_options(struct expert *e, const struct skep_expert_options *o)
+{
+    e->options = *o;
+    snprintf(e->optimizer_name, sizeof(e->optimizer_name), "%s", o->optimizer);
+    snprintf(e->schedule_name, sizeof(e->schedule_name), "%s", o->schedule);
+    e->options.cls = e->cls->name;
+    e->options.optimizer = e->optimizer_name;
+    e->options.schedule = e->schedule_name;
+}
+
 skep_status expert_memory(const struct skep_expert_options *options, uint64_t *bytes,
                           struct skep_error *err)
 {
@@ -181,6 +198,7 @@ skep_status expert_new(const struct skep_expert_options *options, struct expert 
     e = mem_calloc(1, sizeof(*e));
     if (e == NULL)
         return error_no_memory(err, "expert", sizeof(*e));
+    snapshot_gate_init(&e->gate);
     rc = plan_expert(&o, e, &bytes, err);
     if (rc == SKEP_OK)
         rc = check_fits(e, bytes, err);
@@ -194,6 +212,7 @@ skep_status expert_new(const struct skep_expert_options *options, struct expert 
     rc = optimizer_init(&e->optimizer, &o, e->total, err);
     if (rc != SKEP_OK)
         goto out;
+    keep_options(e, &o);
     initialize(e, o.seed);
     *out = e;
     e = NULL;
@@ -207,6 +226,7 @@ void expert_free(struct expert *expert)
 {
     if (expert == NULL)
         return;
+    snapshot_gate_fini(&expert->gate);
     optimizer_fini(&expert->optimizer);
     mem_free(expert->values);
     mem_free(expert);
@@ -341,9 +361,11 @@ skep_status expert_backward(struct expert *expert, const DLTensor *inputs,
     skep_status rc = run_backward(expert, inputs, grad_outputs, grad_inputs, &ws, &flat, err);
 
     if (rc == SKEP_OK) {
+        snapshot_write_begin(&expert->gate);
         rc = optimizer_step(&expert->optimizer, expert->values, flat, err);
         atomic_fetch_add_explicit(rc == SKEP_OK ? &expert->updates : &expert->skipped, 1,
                                   memory_order_relaxed);
+        snapshot_write_end(&expert->gate);
     }
     workspace_give(&ws);
     return rc;
@@ -382,32 +404,137 @@ size_t expert_parameters(struct expert *expert, const char **names, DLTensor *vi
     return expert->plan.parameter_count;
 }
 
+/* Copies a value into parameter i of an array laid out like `values`. */
+static skep_status set_values(struct expert *e, float *array, size_t i, const DLTensor *value,
+                              struct skep_error *err)
+{
+    struct expert_parameter *p = &e->plan.parameters[i];
+    const DLTensor own = {.ndim = p->ndim, .dtype = DTYPE_F32, .shape = p->shape};
+    size_t bytes;
+    char got[96];
+    char want[96];
+    skep_status rc = skep_tensor_bytes(value, &bytes, err);
+
+    if (rc != SKEP_OK) {
+        error_prefix(err, "parameter %s", p->name);
+        return rc;
+    }
+    if (!dtype_equal(value->dtype, own.dtype) || value->ndim != p->ndim ||
+        memcmp(value->shape, p->shape, (size_t)p->ndim * sizeof(*p->shape)) != 0)
+        return error_set(err, SKEP_INVALID_ARGUMENT, "parameter %s: %s, expected %s", p->name,
+                         tensor_describe(value, got, sizeof(got)),
+                         tensor_describe(&own, want, sizeof(want)));
+    if (bytes > 0)
+        memcpy(array + e->offset[i], skep_tensor_data(value), bytes);
+    return SKEP_OK;
+}
+
 skep_status expert_set_parameter(struct expert *expert, const char *name, const DLTensor *value,
                                  struct skep_error *err)
 {
     size_t i = 0;
-    size_t bytes;
-    char got[96];
-    char want[96];
 
     while (i < expert->plan.parameter_count && strcmp(expert->plan.parameters[i].name, name) != 0)
         i++;
     if (i == expert->plan.parameter_count)
         return error_set(err, SKEP_NOT_FOUND, "expert class %s has no parameter \"%s\"",
                          expert->cls->name, name);
-    struct expert_parameter *p = &expert->plan.parameters[i];
-    const DLTensor own = {.ndim = p->ndim, .dtype = DTYPE_F32, .shape = p->shape};
-    skep_status rc = skep_tensor_bytes(value, &bytes, err);
-    if (rc != SKEP_OK) {
-        error_prefix(err, "parameter %s", name);
-        return rc;
-    }
-    if (!dtype_equal(value->dtype, own.dtype) || value->ndim != p->ndim ||
-        memcmp(value->shape, p->shape, (size_t)p->ndim * sizeof(*p->shape)) != 0)
-        return error_set(err, SKEP_INVALID_ARGUMENT, "parameter %s: %s, expected %s", name,
-                         tensor_describe(value, got, sizeof(got)),
-                         tensor_describe(&own, want, sizeof(want)));
-    if (bytes > 0)
-        memcpy(expert->values + expert->offset[i], skep_tensor_data(value), bytes);
-    return SKEP_OK;
+    return set_values(expert, expert->values, i, value, err);
+}
+
+/* --- state --------------------------------------------------------------------------------- */
+
+const struct skep_expert_options *expert_options(const struct expert *expert)
+{
+    return &expert->options;
+}
+
+static float *state_array(struct expert *e, size_t array)
+{
+    float *const arrays[] = {e->values, e->optimizer.m, e->optimizer.v};
+
+    return arrays[array];
+}
+
+const char *expert_state_array(const struct expert *expert, size_t array)
+{
+    const struct optimizer *opt = &expert->optimizer;
+
+    if (array == 0)
+        return "";
+    if (array == 1 && opt->m != NULL)
+        return opt->v != NULL ? "exp_avg" : "momentum_buffer";
+    return array == 2 && opt->v != NULL ? "exp_avg_sq" : NULL;
+}
+
+size_t expert_state_bytes(const struct expert *expert)
+{
+    size_t arrays = 1;
+
+    while (expert_state_array(expert, arrays) != NULL)
+        arrays++;
+    return arrays * expert->total * sizeof(float);
+}
+
+struct copying {
+    const struct expert *expert;
+    struct expert_counters *counters;
+};
+
+static void copy_counters(void *arg)
+{
+    const struct copying *c = arg;
+
+    *c->counters = (struct expert_counters){
+        .updates = expert_update_count(c->expert),
+        .skipped = expert_skipped_count(c->expert),
+        .steps = c->expert->optimizer.step,
+    };
+}
+
+skep_status expert_snapshot(struct expert *expert, float *copy, struct expert_counters *counters,
+                            uint64_t deadline_us, struct skep_error *err)
+{
+    struct snapshot_part parts[SNAPSHOT_MAX_PARTS];
+    struct copying copying = {.expert = expert, .counters = counters};
+    size_t count = 0;
+
+    for (; expert_state_array(expert, count) != NULL; count++)
+        parts[count] = (struct snapshot_part){
+            .from = (const uint8_t *)state_array(expert, count),
+            .to = (uint8_t *)(copy + count * expert->total),
+            .bytes = expert->total * sizeof(float),
+        };
+    return snapshot_take(&expert->gate, parts, count, copy_counters, &copying, deadline_us, err);
+}
+
+DLTensor expert_state_view(struct expert *expert, float *copy, size_t array, size_t parameter)
+{
+    struct expert_parameter *p = &expert->plan.parameters[parameter];
+
+    return (DLTensor){
+        .data = copy + array * expert->total + expert->offset[parameter],
+        .device = {.device_type = kDLCPU},
+        .ndim = p->ndim,
+        .dtype = DTYPE_F32,
+        .shape = p->shape,
+    };
+}
+
+uint64_t expert_snapshot_wait_us(struct expert *expert)
+{
+    return snapshot_longest_wait_us(&expert->gate);
+}
+
+skep_status expert_set_state(struct expert *expert, size_t array, size_t parameter,
+                             const DLTensor *value, struct skep_error *err)
+{
+    return set_values(expert, state_array(expert, array), parameter, value, err);
+}
+
+void expert_set_counters(struct expert *expert, const struct expert_counters *counters)
+{
+    atomic_store_explicit(&expert->updates, counters->updates, memory_order_relaxed);
+    atomic_store_explicit(&expert->skipped, counters->skipped, memory_order_relaxed);
+    expert->optimizer.step = counters->steps;
 }

@@ -91,4 +91,48 @@ size_t expert_parameters(struct expert *expert, const char **names, DLTensor *vi
 SKEP_MUST_CHECK skep_status expert_set_parameter(struct expert *expert, const char *name,
                                                  const DLTensor *value, struct skep_error *err);
 
+/* --- state, for checkpoints ---------------------------------------------------------------- */
+
+/* What changes with the steps of an expert, besides its arrays. */
+struct expert_counters {
+    uint64_t updates; /* optimizer steps since it was made */
+    uint64_t skipped; /* see expert_skipped_count() */
+    uint64_t steps;   /* of the optimizer: its bias correction, and the place in the schedule */
+};
+
+/* The settings it was made with. Texts are views of the expert; the seed is kept as given. */
+const struct skep_expert_options *expert_options(const struct expert *expert);
+
+/*
+ * The state is one array of all parameters, number 0, and those that the optimizer keeps of equal
+ * layout. Name of an array: "" for the parameters, else PyTorch's, such as "exp_avg"; NULL if there
+ * is none of that number.
+ */
+const char *expert_state_array(const struct expert *expert, size_t array);
+
+/* Room that expert_snapshot() needs. */
+size_t expert_state_bytes(const struct expert *expert);
+
+/*
+ * Copies the state as it is between two optimizer steps. Forward goes on meanwhile; a step that
+ * falls due helps to finish the copy first. Any thread, one at a time.
+ * @param copy  expert_state_bytes() of room, aligned for floats.
+ * @return SKEP_DEADLINE_EXCEEDED if a step under way does not end in time.
+ */
+SKEP_MUST_CHECK skep_status expert_snapshot(struct expert *expert, float *copy,
+                                            struct expert_counters *counters, uint64_t deadline_us,
+                                            struct skep_error *err);
+
+/* Parameter number `parameter` of an array in such a copy. Shape is a view of the expert. */
+DLTensor expert_state_view(struct expert *expert, float *copy, size_t array, size_t parameter);
+
+/* The longest that a step has waited for a copy, in microseconds. Any thread. */
+uint64_t expert_snapshot_wait_us(struct expert *expert);
+
+/* Restores a part of the state, while nothing else uses the expert. Errors as
+ * expert_set_parameter(). */
+SKEP_MUST_CHECK skep_status expert_set_state(struct expert *expert, size_t array, size_t parameter,
+                                             const DLTensor *value, struct skep_error *err);
+void expert_set_counters(struct expert *expert, const struct expert_counters *counters);
+
 #endif
