@@ -10,6 +10,7 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <string>
 #include <utility>
@@ -94,6 +95,22 @@ void register_types(dht::DhtRunner &runner, const opendht_ext_config &config)
     /* may_store() says no to anything not of our types, so this is the refusal of theirs. */
     for (dht::ValueType::Id id = 0; id < foreign_types; id++)
         runner.registerType(make_type(id, "foreign " + std::to_string(id), 1, p));
+}
+
+/*
+ * OpenDHT falls back to one constant of its own for values whose type nobody registered, and that
+ * stores anything. There is no call to change it, so the constant's policies are replaced; it is
+ * set up at run time, so it lies in writable memory.
+ */
+void replace_fallback_policies()
+{
+    auto &fallback = const_cast<dht::ValueType &>(dht::ValueType::USER_DATA);
+
+    fallback.storePolicy = [](dht::InfoHash, std::shared_ptr<dht::Value> &, const dht::InfoHash &,
+                              const dht::SockAddr &) { return false; };
+    fallback.editPolicy = [](dht::InfoHash, const std::shared_ptr<dht::Value> &,
+                             std::shared_ptr<dht::Value> &, const dht::InfoHash &,
+                             const dht::SockAddr &) { return false; };
 }
 
 dht::DhtRunner::Config make_config(const opendht_ext_config &config)
@@ -200,6 +217,17 @@ std::shared_ptr<operation> make_operation(const opendht_ext_calls &calls)
 } // namespace
 
 extern "C" {
+
+void opendht_ext_refuse_unknown_types(void)
+{
+    static std::once_flag once;
+
+    try {
+        std::call_once(once, replace_fallback_policies);
+    } catch (...) {
+        /* Out of memory: unknown types are stored as before, within the storage limit. */
+    }
+}
 
 bool opendht_ext_run(dht_runner *runner, const struct opendht_ext_config *config, char *why,
                      size_t why_bytes)

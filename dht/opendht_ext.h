@@ -55,6 +55,12 @@ struct opendht_ext_config {
 };
 
 /*
+ * From now on, no runner of this process stores values of types that it has not registered. Call it
+ * before the first runner runs; repeating is harmless.
+ */
+void opendht_ext_refuse_unknown_types(void);
+
+/*
  * Starts the runner: opens the sockets, registers the types, starts OpenDHT's threads.
  * @param why  a sentence of OpenDHT's on failure, always terminated.
  * @return false if it could not; the runner may be deleted or started again then.

@@ -269,6 +269,11 @@ static skep_status start_somewhere(struct runner *runner, const struct runner_co
     return rc;
 }
 
+void runner_own_process(void)
+{
+    opendht_ext_refuse_unknown_types();
+}
+
 skep_status runner_new(const struct runner_config *config, struct runner **out,
                        struct skep_error *err)
 {

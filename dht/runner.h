@@ -18,6 +18,14 @@
 
 struct runner;
 
+/*
+ * Says that OpenDHT serves nothing but Skep in this process: values of types unknown to it are then
+ * refused instead of stored. They could otherwise fill a peer's storage, or sit under the value id
+ * of somebody's record and keep it out. It is not the library's default, since it changes OpenDHT's
+ * fallback for the whole process. Call it before the first runner_new().
+ */
+void runner_own_process(void);
+
 struct runner_config {
     struct endpoint listen; /* UDP; host unspecified: all, both families; port 0: pick one */
     uint32_t network_id;    /* not 0 */
