@@ -107,7 +107,6 @@ void conn_fail(struct conn *conn, const struct skep_error *why)
     conn->why = mem_alloc(sizeof(*conn->why));
     if (conn->why != NULL)
         *conn->why = *why;
-    watch(conn, 0);
     conn_touch(conn);
 }
 
@@ -194,7 +193,11 @@ static void on_poll(uv_poll_t *handle, int status, int events)
 {
     struct conn *conn = handle->data;
 
-    if (conn->connecting) {
+    loop_enter(conn->group->loop);
+    if (conn->failed) {
+        if (status < 0)
+            conn->watching = 0;
+    } else if (conn->connecting) {
         if (status < 0)
             conn->watching = 0;
         finish_connect(conn);
@@ -413,6 +416,20 @@ static void end_turn(struct conn *conn)
         lose(conn);
     else
         arm(conn);
+}
+
+bool conn_send_borrowed(struct conn *conn)
+{
+    bool all_sent = !conn->failed && send_due(conn) == ALL_SENT;
+    /* Watching and timing are libuv's, whose functions are the loop's thread's alone. */
+    bool settled = all_sent && !conn->failed && conn->watching == UV_READABLE &&
+                   next_due(conn) >= conn->armed_us;
+
+    if (settled)
+        unlink_dirty(conn);
+    else
+        conn_touch(conn);
+    return settled;
 }
 
 static void run_dirty(struct loop_hook *hook)

@@ -5,7 +5,7 @@
  * turn has produced for a connection shares system calls; asks for writability only while the
  * socket refuses bytes. Connections of one loop share a `struct conn_group`.
  *
- * Thread: everything here, callbacks included, is on the loop's thread.
+ * Thread: everything here, callbacks included, is on the loop's thread, but for what is marked.
  */
 #ifndef SKEP_NET_CONN_H
 #define SKEP_NET_CONN_H
@@ -99,6 +99,9 @@ SKEP_MUST_CHECK skep_status conn_open(struct conn *conn, struct conn_group *grou
 void conn_attach(struct conn *conn, struct session *session, uint32_t stall_timeout_ms);
 /* Something may be due to be sent, or a time may have changed: looks at it when the turn ends. */
 void conn_touch(struct conn *conn);
+/* On a borrowed loop: sends now what the session has. False if something is left for the loop's
+ * thread, which must be woken then. */
+bool conn_send_borrowed(struct conn *conn);
 /* Ends the connection when the turn ends: `lost` with this reason. What the session still has to
  * say is sent if the socket takes it at once. Right inside a session's event. */
 void conn_fail(struct conn *conn, const struct skep_error *why);

@@ -19,6 +19,11 @@ struct loop {
     uv_check_t after_sleep;
     struct thread thread;
     struct loop_hook *hooks; /* the loop's thread only */
+    bool awake;              /* the same: it holds `turn` */
+
+    /* Held by the loop's thread while it is awake, by another one that has borrowed the loop. Taken
+     * before `lock`. It guards what belongs to the loop: the state of those that use it. */
+    pthread_mutex_t turn;
 
     pthread_mutex_t lock; /* guards all below */
     struct loop_job *first;
@@ -37,6 +42,46 @@ bool loop_is_own_thread(const struct loop *loop)
 uv_loop_t *loop_uv(struct loop *loop)
 {
     return &loop->uv;
+}
+
+void loop_enter(struct loop *loop)
+{
+    if (loop->awake)
+        return;
+    pthread_mutex_lock(&loop->turn);
+    loop->awake = true;
+    pthread_mutex_lock(&loop->lock);
+    loop->asleep = false;
+    pthread_mutex_unlock(&loop->lock);
+}
+
+static void leave(struct loop *loop)
+{
+    if (!loop->awake)
+        return;
+    loop->awake = false;
+    pthread_mutex_unlock(&loop->turn);
+}
+
+bool loop_borrow(struct loop *loop, struct loop_loan *loan)
+{
+    pthread_mutex_lock(&loop->lock);
+    bool idle = loop->asleep && loop->first == NULL;
+    pthread_mutex_unlock(&loop->lock);
+    /* It may wake, and sleep again, in between: what counts is who has the turn. */
+    if (!idle || pthread_mutex_trylock(&loop->turn) != 0)
+        return false;
+    loan->own = current; /* the borrower may be another loop's thread */
+    current = loop;
+    return true;
+}
+
+void loop_give_back(struct loop *loop, struct loop_loan *loan, bool wake)
+{
+    current = loan->own;
+    pthread_mutex_unlock(&loop->turn);
+    if (wake)
+        uv_async_send(&loop->wake);
 }
 
 void loop_post(struct loop *loop, struct loop_job *job)
@@ -133,15 +178,15 @@ static void on_before_sleep(uv_prepare_t *handle)
         close_own_handles(loop);
     else if (!empty)
         uv_async_send(&loop->wake); /* makes the coming poll return at once */
+    else
+        leave(loop);
 }
 
 static void on_after_sleep(uv_check_t *handle)
 {
     struct loop *loop = handle->data;
 
-    pthread_mutex_lock(&loop->lock);
-    loop->asleep = false;
-    pthread_mutex_unlock(&loop->lock);
+    loop_enter(loop);
 }
 
 static void on_wake(uv_async_t *handle)
@@ -154,7 +199,9 @@ static void run_thread(void *arg)
     struct loop *loop = arg;
 
     current = loop;
+    loop_enter(loop);
     uv_run(&loop->uv, UV_RUN_DEFAULT);
+    leave(loop);
     current = NULL;
 }
 
@@ -189,6 +236,7 @@ skep_status loop_new(const char *thread_name, struct loop **out, struct skep_err
         goto fail_memory;
     }
     pthread_mutex_init(&loop->lock, NULL);
+    pthread_mutex_init(&loop->turn, NULL);
     loop->end = &loop->first;
     rc = init_handles(loop, err);
     if (rc != SKEP_OK)
@@ -203,6 +251,7 @@ skep_status loop_new(const char *thread_name, struct loop **out, struct skep_err
 
 fail_loop:
     uv_loop_close(&loop->uv);
+    pthread_mutex_destroy(&loop->turn);
     pthread_mutex_destroy(&loop->lock);
 fail_memory:
     mem_free(loop);
@@ -266,6 +315,7 @@ void loop_free(struct loop *loop)
     int rc = uv_loop_close(&loop->uv);
     assert(rc == 0); /* a handle was left open */
     (void)rc;
+    pthread_mutex_destroy(&loop->turn);
     pthread_mutex_destroy(&loop->lock);
     mem_free(loop);
 }

@@ -52,6 +52,7 @@ static void on_looked_up(uv_getaddrinfo_t *request, int status, struct addrinfo 
     struct peer *peer = lookup->peer;
     char why[128];
 
+    loop_enter(lookup->loop);
     mem_free(lookup);
     if (peer != NULL) {
         struct dial *dial = &peer->dial;
@@ -89,6 +90,7 @@ static bool start_lookup(struct peer *peer)
     }
     snprintf(port, sizeof(port), "%u", (unsigned)dial->endpoint.port);
     lookup->peer = peer;
+    lookup->loop = peer->pool->loop;
     lookup->request.data = lookup;
     int uv = uv_getaddrinfo(loop_uv(peer->pool->loop), &lookup->request, on_looked_up,
                             dial->endpoint.host, port, &hints);

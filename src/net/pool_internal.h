@@ -71,6 +71,7 @@ struct link {
 /* A DNS look-up. It may outlive the peer that wanted it: then `peer` is NULL. */
 struct lookup {
     uv_getaddrinfo_t request;
+    struct loop *loop;
     struct peer *peer;
 };
 

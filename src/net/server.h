@@ -2,8 +2,9 @@
  * The serving side of the transport: listeners, one per I/O thread (SO_REUSEPORT), and the calls
  * that come in over them.
  *
- * Threads: server_new() starts `io_threads` loops. Handlers run on them and must not block. A
- * call's functions may be used from any thread.
+ * Threads: server_new() starts `io_threads` loops. Handlers run on them and must not block; but
+ * `finished` may also run inside server_call_reply(), on the thread that replies. So it must take
+ * no lock that is held while replying. A call's functions may be used from any thread.
  */
 #ifndef SKEP_NET_SERVER_H
 #define SKEP_NET_SERVER_H

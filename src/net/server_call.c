@@ -3,8 +3,12 @@
  *
  * A call has two sides. The session's side ends with `finished`; the handler's side ends with
  * server_call_reply() (or with `finished` if `complete` never came). The object goes when both have
- * ended, always on the loop's thread. Only `gone` is looked at by both at once; the fields of the
- * reply pass from the replying thread to the loop's with the posted job.
+ * ended. Only `gone` is looked at by both at once; the fields of the reply pass from the replying
+ * thread to the loop's with the posted job.
+ *
+ * Replies wake the loop, which sends all that have come meanwhile together. The last one that an
+ * I/O thread owes has nothing to be sent together with: if the loop sleeps, the replying thread
+ * borrows it and sends by itself, which spares a lone call one of its four wake-ups.
  */
 #include "net/server_internal.h"
 
@@ -15,7 +19,11 @@
 #include "base/clock.h"
 #include "base/error.h"
 
-enum { MAX_FREE_CALLS = 256 }; /* kept for reuse by an I/O thread; about 8 KB each */
+enum {
+    MAX_FREE_CALLS = 256, /* kept for reuse by an I/O thread; about 8 KB each */
+    /* A larger reply is worth waking the loop for: the replying thread has other work. */
+    MAX_DIRECT_BYTES = 64 * 1024,
+};
 
 struct server_call {
     struct loop_job job;
@@ -167,6 +175,7 @@ static void on_complete(void *arg, struct session_stream *stream,
     for (size_t i = 0; i < headers->tensor_count; i++)
         call->tensors[i] = tensors[i];
     call->complete = true;
+    atomic_fetch_add(&c->io->owed, 1);
     c->io->server->config.handlers.complete(c->io->server->config.arg, call);
 }
 
@@ -210,9 +219,10 @@ const struct session_events server_session_events = {
 
 /* The handler's side */
 
-/* On the loop's thread. Takes the tensors. */
-static void answer(struct server_call *call, const struct skep_error *err,
-                   const struct bytes *result, DLManagedTensor **tensors, size_t count)
+/* On the loop's thread, or with the loop borrowed. Takes the tensors. Returns the connection that
+ * has something to send now, NULL if the caller was gone. */
+static struct conn *answer(struct server_call *call, const struct skep_error *err,
+                           const struct bytes *result, DLManagedTensor **tensors, size_t count)
 {
     struct conn *conn;
     struct reply_headers headers; /* not cleared: it is large, and only what is used gets written */
@@ -223,7 +233,7 @@ static void answer(struct server_call *call, const struct skep_error *err,
     if (call->stream == NULL) {
         free_tensors(tensors, count);
         release_call(call);
-        return;
+        return NULL;
     }
     for (size_t i = 0; i < count && rc == SKEP_OK; i++)
         rc = tensor_descriptor_of(&headers.tensors[i], &tensors[i]->dl_tensor, &bad);
@@ -244,6 +254,7 @@ static void answer(struct server_call *call, const struct skep_error *err,
     conn = &call->conn->conn;
     session_reply(conn->session, call->stream, &headers, tensors); /* the call may be gone now */
     conn_touch(conn);
+    return conn;
 }
 
 static void deliver(struct loop_job *job)
@@ -278,6 +289,33 @@ static void post_answer(struct server_call *call, const struct skep_error *err,
     loop_post(call->io->loop, &call->job);
 }
 
+static size_t reply_bytes(DLManagedTensor *const *tensors, size_t count)
+{
+    size_t sum = 0;
+    size_t bytes;
+
+    for (size_t i = 0; i < count; i++)
+        if (skep_tensor_bytes(&tensors[i]->dl_tensor, &bytes, NULL) != SKEP_OK ||
+            !size_add(sum, bytes, &sum))
+            return SIZE_MAX;
+    return sum;
+}
+
+/* On the replying thread, if the loop sleeps. False: nothing was done. */
+static bool answer_directly(struct server_call *call, const struct skep_error *err,
+                            const struct bytes *result, DLManagedTensor **tensors, size_t count)
+{
+    struct loop *loop = call->io->loop;
+    struct loop_loan loan;
+
+    if (!loop_borrow(loop, &loan))
+        return false;
+    struct conn *conn = answer(call, err, result, tensors, count);
+    bool settled = conn == NULL || conn_send_borrowed(conn);
+    loop_give_back(loop, &loan, !settled);
+    return true;
+}
+
 void server_call_reply(struct server_call *call, const struct skep_error *err,
                        const uint8_t *result, size_t result_len, DLManagedTensor **tensors,
                        size_t tensor_count)
@@ -295,15 +333,16 @@ void server_call_reply(struct server_call *call, const struct skep_error *err,
         tensor_count = 0;
         err = &too_many;
     }
-    if (!loop_is_own_thread(call->io->loop)) {
-        post_answer(call, err, result, result_len, tensors, tensor_count);
-        return;
-    }
     /* Only read by session_reply(): the cast takes no constness away from anything written. */
     view.data = (uint8_t *)(uintptr_t)result;
     view.len = result_len;
     view.cap = result_len;
-    answer(call, err, &view, tensors, tensor_count);
+    bool last = atomic_fetch_sub(&call->io->owed, 1) == 1;
+    if (loop_is_own_thread(call->io->loop))
+        answer(call, err, &view, tensors, tensor_count);
+    else if (!last || reply_bytes(tensors, tensor_count) > MAX_DIRECT_BYTES ||
+             !answer_directly(call, err, &view, tensors, tensor_count))
+        post_answer(call, err, result, result_len, tensors, tensor_count);
 }
 
 const struct call_headers *server_call_headers(const struct server_call *call)

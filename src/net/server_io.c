@@ -247,6 +247,7 @@ static void on_listening(uv_poll_t *handle, int status, int events)
 
     (void)status;
     (void)events;
+    loop_enter(io->loop);
     for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
         struct address remote = {.len = sizeof(remote.sa)};
         int fd = accept4(acceptor->fd, (struct sockaddr *)&remote.sa, &remote.len,

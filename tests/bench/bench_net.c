@@ -74,9 +74,10 @@ static void on_complete(void *arg, struct server_call *call)
     }
     pthread_mutex_lock(&s->lock);
     s->ring[(s->head + s->count++) % MAX_QUEUE] = call;
-    if (s->count == 1)
-        pthread_cond_signal(&s->changed);
+    bool wake = s->count == 1;
     pthread_mutex_unlock(&s->lock);
+    if (wake) /* outside the lock, which the woken one wants */
+        pthread_cond_signal(&s->changed);
 }
 
 static void on_finished(void *arg, struct server_call *call, void *user)

@@ -254,6 +254,94 @@ static void timers_of_the_loop_fire(void **state)
     gathered_fini(&g);
 }
 
+struct shared_count {
+    struct loop_job job;
+    struct loop *loop;
+    unsigned long count; /* guarded by nothing but the loop's turn */
+    unsigned left;
+};
+
+static void count_shared(struct loop_job *job)
+{
+    struct shared_count *s =
+        (struct shared_count *)((char *)job - offsetof(struct shared_count, job));
+
+    s->count++;
+    if (--s->left > 0)
+        loop_post(s->loop, &s->job);
+}
+
+static bool borrow_in_time(struct loop *loop, struct loop_loan *loan)
+{
+    uint64_t deadline = clock_deadline_us(20000);
+
+    while (!loop_borrow(loop, loan))
+        if (clock_mono_us() > deadline)
+            return false;
+    return true;
+}
+
+static void borrower_and_loop_exclude_each_other(void **state)
+{
+    (void)state;
+    enum { ROUNDS = 500, JOBS = 20 };
+    struct shared_count s = {.job.run = count_shared};
+    struct loop_loan loan;
+
+    assert_int_equal(loop_new("test-loop", &s.loop, NULL), SKEP_OK);
+    for (int i = 0; i < ROUNDS; i++) {
+        assert_true(borrow_in_time(s.loop, &loan));
+        assert_true(loop_is_own_thread(s.loop));
+        s.count++;
+        s.left = JOBS;
+        loop_post(s.loop, &s.job); /* wakes the loop, which has to wait for its turn */
+        s.count++;
+        loop_give_back(s.loop, &loan, false);
+        assert_false(loop_is_own_thread(s.loop));
+    }
+    assert_true(borrow_in_time(s.loop, &loan)); /* only when no job is left */
+    assert_int_equal(s.count, ROUNDS * (JOBS + 2));
+    loop_give_back(s.loop, &loan, true);
+    loop_free(s.loop);
+}
+
+struct attempt {
+    struct loop *loop;
+    struct thread thread;
+    bool borrowed;
+};
+
+static void try_to_borrow(void *arg)
+{
+    struct attempt *a = arg;
+    struct loop_loan loan;
+
+    a->borrowed = loop_borrow(a->loop, &loan);
+    if (a->borrowed)
+        loop_give_back(a->loop, &loan, false);
+}
+
+static void try_from_a_thread(void *arg)
+{
+    struct attempt *a = arg;
+
+    if (thread_start(&a->thread, "borrower", try_to_borrow, a, NULL) == SKEP_OK)
+        thread_join(&a->thread);
+    else
+        a->borrowed = true;
+}
+
+static void busy_loop_cannot_be_borrowed(void **state)
+{
+    (void)state;
+    struct attempt a = {.borrowed = true};
+
+    assert_int_equal(loop_new("test-loop", &a.loop, NULL), SKEP_OK);
+    loop_call(a.loop, try_from_a_thread, &a); /* a job runs all the while */
+    assert_false(a.borrowed);
+    loop_free(a.loop);
+}
+
 static void failing_allocations_leave_nothing_behind(void **state)
 {
     (void)state;
@@ -282,6 +370,8 @@ int main(void)
         cmocka_unit_test(jobs_that_post_jobs_all_run_before_the_loop_is_freed),
         cmocka_unit_test(hooks_run_after_the_jobs_of_a_turn_until_removed),
         cmocka_unit_test(timers_of_the_loop_fire),
+        cmocka_unit_test(borrower_and_loop_exclude_each_other),
+        cmocka_unit_test(busy_loop_cannot_be_borrowed),
         cmocka_unit_test(failing_allocations_leave_nothing_behind),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
