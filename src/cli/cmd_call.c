@@ -1,6 +1,9 @@
 /* skep call: one forward or backward pass of a remote expert, tensors from and to files. */
+#include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/bytes.h"
 #include "base/clock.h"
@@ -64,6 +67,7 @@ struct call {
     uint8_t request_id[SKEP_REQUEST_ID_BYTES];
     DLManagedTensor *results[TENSOR_FILE_MAX]; /* owned */
     size_t result_count;
+    bool answered; /* what fails then is the output file */
     double elapsed_ms;
     char peer_id[SKEP_PEER_ID_TEXT_BYTES];
 };
@@ -138,8 +142,9 @@ static void print_specs(const char *role, const struct skep_tensor_spec *list, s
 
 static void print_info(const struct skep_expert_info *info)
 {
-    printf("%-12s%s\n%-12s%s\n%-12s%s\n%-12s%s\n", "expert", info->uid, "node", info->peer_id,
-           "class", info->cls, "precision", info->precision);
+    printf("%-12s%s\n%-12s%s\n%-12s%s\n%-12s%s\n", "expert", info->uid, "node",
+           info->peer_id[0] != '\0' ? info->peer_id : "(not asked who it is: --peer-id)", "class",
+           info->cls, "precision", info->precision);
     print_specs("inputs", info->schema.inputs, info->schema.input_count);
     print_specs("outputs", info->schema.outputs, info->schema.output_count);
     printf("%-12s%" PRIu64 "\n%-12s%" PRIu64 "\n%-12s%" PRId64 " rows\n", "parameters",
@@ -174,11 +179,29 @@ static skep_status show_info(struct call *c, struct skep_error *err)
 
 /* ---- calling */
 
+/* Said before the call: a backward whose result is lost has trained the expert all the same. */
+static skep_status check_output(const char *path, struct skep_error *err)
+{
+    const char *slash = strrchr(path, '/');
+    char folder[PATH_MAX];
+    int n = slash == NULL ? snprintf(folder, sizeof(folder), ".")
+                          : snprintf(folder, sizeof(folder), "%.*s/", (int)(slash - path), path);
+
+    if (n < 0 || (size_t)n >= sizeof(folder))
+        return error_set(err, SKEP_INVALID_ARGUMENT, "%.80s...: path too long", path);
+    if (access(folder, W_OK | X_OK) == 0)
+        return SKEP_OK;
+    return error_set(err, status_from_errno(errno), "%s: cannot write there: %s", path,
+                     strerror(errno));
+}
+
 static skep_status open_files(struct call *c, struct skep_error *err)
 {
     const char *grad = options_string(c->o, "grad");
     skep_status rc = tensor_file_open(&c->input, options_string(c->o, "input"), "input", err);
 
+    if (rc == SKEP_OK)
+        rc = check_output(options_string(c->o, "output"), err);
     if (rc == SKEP_OK && grad != NULL)
         rc = tensor_file_open(&c->grad, grad, "grad_output", err);
     return rc;
@@ -209,6 +232,7 @@ static skep_status call_expert(struct call *c, struct skep_error *err)
     c->elapsed_ms = (double)(clock_mono_us() - start_us) / 1000.0;
     snprintf(c->peer_id, sizeof(c->peer_id), "%s", skep_call_peer_id(call));
     skep_call_free(call);
+    c->answered = rc == SKEP_OK;
     if (rc == SKEP_OK)
         rc = tensor_file_save(options_string(c->o, "output"), is_backward ? "grad_input" : "output",
                               c->results, c->result_count, err);
@@ -246,7 +270,7 @@ static int run(struct call *c)
     skep_status rc = has_input ? open_files(c, &err) : SKEP_OK;
 
     if (rc != SKEP_OK)
-        return cli_fail(table.command, &err);
+        return client_fail_before(table.command, &err);
     int code = client_from_options(table.command, c->o, options_endpoint(c->o, "endpoint") != NULL,
                                    &client);
     if (code != CLI_DONE)
@@ -260,7 +284,7 @@ static int run(struct call *c)
     skep_client_free(client);
     if (rc == SKEP_OK)
         return CLI_DONE;
-    code = cli_fail(table.command, &err);
+    code = c->answered ? client_fail_before(table.command, &err) : cli_fail(table.command, &err);
     if (err.outcome_unknown)
         fprintf(stderr, "The expert may or may not have been trained by this call.\n");
     return code;
