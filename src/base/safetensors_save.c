@@ -124,9 +124,19 @@ static skep_status put_tensors(json_t *root, const struct item *items, size_t co
     return SKEP_OK;
 }
 
+/* jansson 2.14 goes on after a failure to write a key, so failures are remembered here. */
+struct text_sink {
+    struct bytes *out;
+    bool failed;
+};
+
 static int append_text(const char *text, size_t len, void *arg)
 {
-    return bytes_append(arg, text, len) ? 0 : -1;
+    struct text_sink *sink = arg;
+
+    if (!sink->failed)
+        sink->failed = !bytes_append(sink->out, text, len);
+    return sink->failed ? -1 : 0;
 }
 
 /* The length prefix and the padded JSON header. */
@@ -140,8 +150,10 @@ static skep_status make_header(const struct item *items, size_t count, const cha
     if (rc == SKEP_OK)
         rc = put_tensors(root, items, count, err);
     if (rc == SKEP_OK) {
+        struct text_sink sink = {.out = out};
         bool whole = bytes_append(out, zeros, PREFIX_BYTES) &&
-                     json_dump_callback(root, append_text, out, JSON_COMPACT) == 0;
+                     json_dump_callback(root, append_text, &sink, JSON_COMPACT) == 0 &&
+                     !sink.failed;
         while (whole && out->len % ALIGNMENT != 0)
             whole = bytes_append(out, " ", 1);
         if (whole)
