@@ -1,0 +1,1 @@
+skep_unit_test(test_checkpoint MODULES experts)

@@ -1,0 +1,408 @@
+/* Checkpoints: what is loaded is what was saved, and nothing else is loaded. */
+#include <math.h>
+#include <signal.h>
+#include <sys/resource.h>
+
+#include "checkpoint_fixture.h"
+
+static void training_goes_on_as_if_it_had_never_stopped(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *cls, *optimizer, *schedule;
+        double momentum;
+    } cases[] = {
+        {"ffn", "adam", "linear", 0.0},     {"ffn", "adamw", "none", 0.0},
+        {"ffn", "sgd", "constant", 0.9},    {"ffn", "sgd", "none", 0.0},
+        {"swiglu", "adam", "none", 0.0},    {"ffn", "none", "none", 0.0},
+        {"swiglu", "sgd", "linear", 0.875}, {"nop", "adam", "none", 0.0},
+    };
+    struct tempdir dir;
+    char path[512];
+
+    tempdir_make(&dir);
+    tempdir_file(&dir, "c.safetensors", path);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct skep_expert_options o = default_options(cases[i].cls);
+        struct skep_error err;
+
+        o.optimizer = cases[i].optimizer;
+        o.schedule = cases[i].schedule;
+        o.momentum = cases[i].momentum;
+        o.warmup_steps = 3;
+        o.training_steps = 20;
+        o.seed = 1;
+        struct expert *a = create(&o);
+        train(a, 0, 5);
+        must(save_expert(path, a, &err), &err);
+        o.seed = 2;
+        struct expert *b = create(&o);
+        must(load_expert(path, b, &err), &err);
+        assert_int_equal(expert_update_count(b), 5);
+        assert_true(same_state(a, b));
+        train(a, 5, 9);
+        train(b, 5, 9);
+        assert_true(same_state(a, b));
+        expert_free(a);
+        expert_free(b);
+    }
+    tempdir_remove(&dir);
+}
+
+static void an_untrained_expert_is_small_and_starts_with_zero_state(void **state)
+{
+    (void)state;
+    struct tempdir dir;
+    char path[512];
+    struct skep_error err;
+    size_t len;
+
+    tempdir_make(&dir);
+    struct expert *a = create_default(1);
+    struct expert *b = create_default(2);
+    must(save_expert(tempdir_file(&dir, "c", path), a, &err), &err);
+    free(read_file(path, &len));
+    assert_true(len < expert_parameter_count(a) * sizeof(float) + 4096);
+    must(load_expert(path, b, &err), &err);
+    assert_true(same_state(a, b));
+    expert_free(a);
+    expert_free(b);
+    tempdir_remove(&dir);
+}
+
+static void settings_are_kept(void **state)
+{
+    (void)state;
+    struct tempdir dir;
+    char path[512];
+    struct skep_error err;
+    struct skep_expert_options o = default_options("swiglu");
+    struct checkpoint *c;
+
+    o.intermediate_dim = 40;
+    o.optimizer = "adamw";
+    o.learning_rate = 0.1 + 0.2;
+    o.weight_decay = 0.02;
+    o.clip_grad_norm = 0.5;
+    o.schedule = "linear-with-warmup";
+    o.warmup_steps = 7;
+    o.training_steps = UINT64_MAX;
+    tempdir_make(&dir);
+    struct expert *e = create(&o);
+    must(save_expert(tempdir_file(&dir, "c", path), e, &err), &err);
+    must(checkpoint_open(path, &c, &err), &err);
+    const struct checkpoint_header *h = checkpoint_header(c);
+    assert_string_equal(h->uid, "ffn.0.1");
+    assert_string_equal(h->options.cls, "swiglu");
+    assert_string_equal(h->options.optimizer, "adamw");
+    assert_string_equal(h->options.schedule, "linear-with-warmup");
+    assert_true(h->has_training);
+    assert_int_equal(h->options.hidden_dim, HIDDEN);
+    assert_int_equal(h->options.intermediate_dim, 40);
+    assert_true(memcmp(&h->options.learning_rate, &o.learning_rate, sizeof(double)) == 0);
+    assert_true(memcmp(&h->options.weight_decay, &o.weight_decay, sizeof(double)) == 0);
+    assert_int_equal(h->options.training_steps, UINT64_MAX);
+    /* The same expert can be made from what the file says. */
+    struct expert *again = create(&h->options);
+    must(checkpoint_apply(c, path, again, &err), &err);
+    assert_true(same_state(e, again));
+    checkpoint_close(c);
+    expert_free(e);
+    expert_free(again);
+    tempdir_remove(&dir);
+}
+
+/* --- what is refused ----------------------------------------------------------------------- */
+
+/* An expert's file in memory; `path` is where it was. */
+static uint8_t *sample(const struct tempdir *dir, char path[512], struct expert *e, size_t *len)
+{
+    struct skep_error err;
+
+    must(save_expert(tempdir_file(dir, "sample", path), e, &err), &err);
+    return read_file(path, len);
+}
+
+static struct expert *small_expert(uint64_t seed)
+{
+    struct skep_expert_options o = default_options("ffn");
+
+    o.hidden_dim = 2;
+    o.seed = seed;
+    return create(&o);
+}
+
+static void train_small(struct expert *e)
+{
+    DLManagedTensor *x = tensor_of(ROWS, 2, 1);
+    DLManagedTensor *dy = tensor_of(ROWS, 2, 2);
+    DLManagedTensor *dx = tensor_of(ROWS, 2, 0);
+
+    assert_int_equal(expert_backward(e, &x->dl_tensor, &dy->dl_tensor, &dx->dl_tensor, NULL),
+                     SKEP_OK);
+    skep_tensor_free(x);
+    skep_tensor_free(dy);
+    skep_tensor_free(dx);
+}
+
+/* Loading must fail and leave the expert alone, or give exactly what was saved (a byte that means
+ * nothing, such as padding, was changed). */
+static bool refused_or_equal(const uint8_t *data, size_t len, struct expert *original)
+{
+    struct checkpoint *c;
+    struct skep_error err = {0};
+    struct expert *e = small_expert(7);
+    struct expert *untouched = small_expert(7);
+    skep_status rc = checkpoint_parse(data, len, &c, &err);
+    bool ok;
+
+    if (rc == SKEP_OK)
+        rc = checkpoint_apply(c, "changed", e, &err);
+    checkpoint_close(c);
+    if (rc == SKEP_OK)
+        ok = same_state(e, original);
+    else
+        ok = same_state(e, untouched) && err.message[0] != '\0';
+    expert_free(e);
+    expert_free(untouched);
+    return ok;
+}
+
+static void every_damaged_byte_is_noticed(void **state)
+{
+    (void)state;
+    struct tempdir dir;
+    char path[512];
+    size_t len;
+    size_t refused = 0;
+
+    tempdir_make(&dir);
+    struct expert *e = small_expert(1);
+    train_small(e);
+    uint8_t *data = sample(&dir, path, e, &len);
+    for (size_t i = 0; i < len; i++) {
+        struct checkpoint *c;
+        uint8_t old = data[i];
+
+        data[i] ^= (uint8_t)(1u << i % 8);
+        if (!refused_or_equal(data, len, e))
+            fail_msg("byte %zu of %zu was changed without being noticed", i, len);
+        refused += checkpoint_parse(data, len, &c, NULL) != SKEP_OK;
+        checkpoint_close(c);
+        data[i] = old;
+    }
+    /* All of the data and nearly all of the header. */
+    assert_true(refused > len * 9 / 10);
+    free(data);
+    expert_free(e);
+    tempdir_remove(&dir);
+}
+
+static void every_truncation_is_noticed(void **state)
+{
+    (void)state;
+    struct tempdir dir;
+    char path[512];
+    size_t len;
+
+    tempdir_make(&dir);
+    struct expert *e = small_expert(1);
+    train_small(e);
+    uint8_t *data = sample(&dir, path, e, &len);
+    for (size_t n = 0; n < len; n++) {
+        struct checkpoint *c;
+        struct skep_error err = {0};
+
+        assert_int_equal(checkpoint_parse(data, n, &c, &err), SKEP_DATA_LOSS);
+        assert_null(c);
+        assert_true(err.message[0] != '\0');
+    }
+    data = realloc(data, len + 2);
+    data[len] = 0; /* and one byte too many */
+    struct checkpoint *c;
+    assert_int_equal(checkpoint_parse(data, len + 1, &c, NULL), SKEP_DATA_LOSS);
+    free(data);
+    expert_free(e);
+    tempdir_remove(&dir);
+}
+
+static void expect_refusal(const char *path, struct skep_expert_options o, const char *text)
+{
+    struct skep_error err = {0};
+
+    o.seed = 3;
+    struct expert *e = create(&o);
+    struct expert *untouched = create(&o);
+    assert_int_equal(load_expert(path, e, &err), SKEP_FAILED_PRECONDITION);
+    if (strstr(err.message, text) == NULL)
+        fail_msg("\"%s\" does not say \"%s\"", err.message, text);
+    assert_true(same_state(e, untouched));
+    expert_free(e);
+    expert_free(untouched);
+}
+
+static void another_class_or_shape_is_refused(void **state)
+{
+    (void)state;
+    struct tempdir dir;
+    char path[512];
+    struct skep_error err;
+    struct skep_expert_options o = default_options("ffn");
+
+    tempdir_make(&dir);
+    tempdir_file(&dir, "c", path);
+    struct expert *e = create(&o);
+    must(save_expert(path, e, &err), &err);
+    expert_free(e);
+    o.hidden_dim = 2 * HIDDEN;
+    expect_refusal(path, o, "hidden_dim 24, the expert is of class ffn with hidden_dim 48");
+    expect_refusal(path, default_options("swiglu"), "class \"ffn\"");
+
+    o = default_options("swiglu");
+    o.intermediate_dim = 10;
+    e = create(&o);
+    must(save_expert(path, e, &err), &err);
+    expert_free(e);
+    o.intermediate_dim = 11;
+    expect_refusal(path, o, "gate_proj.weight is [10, 24] F32, the expert's is [11, 24] F32");
+    tempdir_remove(&dir);
+}
+
+/* Rewrites a checkpoint's tensors as plain weights or with another type; no checksum then. */
+static void weights_without_metadata_are_no_checkpoint(void **state)
+{
+    (void)state;
+    struct tempdir dir;
+    char path[512];
+    struct skep_error err = {0};
+    struct checkpoint *c;
+    DLManagedTensor *t = tensor_of(2, 2, 1);
+    struct skep_named_tensor named = {.name = "layers.0.weight", .tensor = &t->dl_tensor};
+    const char *const future[] = {"skep.format", "2", NULL};
+
+    tempdir_make(&dir);
+    tempdir_file(&dir, "c", path);
+    must(skep_safetensors_save(path, &named, 1, NULL, &err), &err);
+    assert_int_equal(checkpoint_open(path, &c, &err), SKEP_DATA_LOSS);
+    assert_non_null(strstr(err.message, "skep.format"));
+    must(skep_safetensors_save(path, &named, 1, future, &err), &err);
+    assert_int_equal(checkpoint_open(path, &c, &err), SKEP_DATA_LOSS);
+    assert_non_null(strstr(err.message, "format \"2\", expected 1"));
+    skep_tensor_free(t);
+    tempdir_remove(&dir);
+}
+
+static void another_optimizer_keeps_parameters_and_starts_anew(void **state)
+{
+    (void)state;
+    struct tempdir dir;
+    char path[512];
+    struct skep_error err;
+    struct skep_expert_options o = default_options("ffn");
+    struct expert_counters counters;
+
+    tempdir_make(&dir);
+    struct expert *a = create(&o);
+    train(a, 0, 4);
+    must(save_expert(tempdir_file(&dir, "c", path), a, &err), &err);
+    o.optimizer = "sgd";
+    o.momentum = 0.9;
+    struct expert *b = create(&o);
+    must(load_expert(path, b, &err), &err);
+    assert_true(same_parameters(a, b));
+    mem_free(copy_of(b, &counters));
+    assert_int_equal(counters.updates, 4);
+    assert_int_equal(counters.steps, 0);
+    expert_free(a);
+    expert_free(b);
+    tempdir_remove(&dir);
+}
+
+/* --- failures ------------------------------------------------------------------------------ */
+
+static void failed_allocations_are_reported(void **state)
+{
+    (void)state;
+    struct tempdir dir;
+    char path[512];
+    struct expert *e = create_default(1);
+    struct checkpoint_header header = {
+        .uid = "ffn.0.1", .options = *expert_options(e), .has_training = true};
+    float *copy = copy_of(e, &header.counters);
+    bool done = false;
+
+    tempdir_make(&dir);
+    tempdir_file(&dir, "c", path);
+    for (long nth = 1; !done; nth++) {
+        struct skep_error err = {0};
+        mem_fail_at(nth);
+        skep_status rc = checkpoint_save(path, &header, e, copy, &err);
+        done = mem_fail_pending();
+        mem_fail_at(0);
+        assert_int_equal(rc, done ? SKEP_OK : SKEP_RESOURCE_EXHAUSTED);
+        assert_int_equal(tempdir_count(&dir, 0), done ? 1 : 0);
+    }
+    done = false;
+    for (long nth = 1; !done; nth++) {
+        struct skep_error err = {0};
+        struct checkpoint *c;
+        mem_fail_at(nth);
+        skep_status rc = checkpoint_open(path, &c, &err);
+        done = mem_fail_pending();
+        mem_fail_at(0);
+        assert_int_equal(rc, done ? SKEP_OK : SKEP_RESOURCE_EXHAUSTED);
+        checkpoint_close(c);
+    }
+    mem_free(copy);
+    expert_free(e);
+    tempdir_remove(&dir);
+}
+
+/* A full disk, played by a limit on the size of files. */
+static void a_full_disk_leaves_the_old_file_whole(void **state)
+{
+    (void)state;
+    struct tempdir dir;
+    char path[512];
+    struct skep_error err = {0};
+    struct rlimit old;
+
+    tempdir_make(&dir);
+    tempdir_file(&dir, "c", path);
+    struct expert *a = create_default(1);
+    struct expert *b = create_default(2);
+    struct expert *loaded = create_default(3);
+    must(save_expert(path, a, &err), &err);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    struct rlimit low = {.rlim_cur = 20000, .rlim_max = old.rlim_max};
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &low), 0);
+    skep_status rc = save_expert(path, b, &err);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    assert_int_equal(rc, SKEP_RESOURCE_EXHAUSTED);
+    assert_non_null(strstr(err.message, path));
+    assert_int_equal(tempdir_count(&dir, 0), 1);
+    must(load_expert(path, loaded, &err), &err);
+    assert_true(same_state(a, loaded));
+    expert_free(a);
+    expert_free(b);
+    expert_free(loaded);
+    tempdir_remove(&dir);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(training_goes_on_as_if_it_had_never_stopped),
+        cmocka_unit_test(an_untrained_expert_is_small_and_starts_with_zero_state),
+        cmocka_unit_test(settings_are_kept),
+        cmocka_unit_test(every_damaged_byte_is_noticed),
+        cmocka_unit_test(every_truncation_is_noticed),
+        cmocka_unit_test(another_class_or_shape_is_refused),
+        cmocka_unit_test(weights_without_metadata_are_no_checkpoint),
+        cmocka_unit_test(another_optimizer_keeps_parameters_and_starts_anew),
+        cmocka_unit_test(failed_allocations_are_reported),
+        cmocka_unit_test(a_full_disk_leaves_the_old_file_whole),
+    };
+    return cmocka_run_group_tests_name("checkpoint", tests, NULL, NULL);
+}
