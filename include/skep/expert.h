@@ -66,6 +66,10 @@ struct skep_expert_options {
     int64_t max_sequence;
     bool float_mask; /**< "det_dropout" takes its mask as F32 instead of I64. */
     bool evaluation; /**< "det_dropout" ignores its mask and scales nothing. */
+    /** What matrix products are computed in: "float32" (default) or "bfloat16". Parameters,
+     * optimizer state, normalizations, residuals and attention inside heads stay float32, and so
+     * does what travels. On a CPU without bfloat16 the results are the same, but not faster. */
+    const char *precision;
 };
 
 SKEP_API void skep_expert_options_init(struct skep_expert_options *options);

@@ -94,3 +94,24 @@ void plan_add_norm(struct expert_plan *plan, const char *name, int64_t n)
     snprintf(full, sizeof(full), "%s.bias", name);
     plan_add_parameter(plan, full, n, 0, EXPERT_INIT_ZEROS, 0.0f);
 }
+
+struct kernel_linear call_linear(const struct expert_call *call, size_t weight, bool has_bias,
+                                 size_t rows, float *scratch)
+{
+    const struct expert_parameter *p = &call->plan->parameters[weight];
+
+    return (struct kernel_linear){
+        .weight = call->params[weight],
+        .bias = has_bias ? call->params[weight + 1] : NULL,
+        .half = call->half != NULL ? &call->half[weight] : NULL,
+        .rows = rows,
+        .in = (size_t)p->shape[1],
+        .out = (size_t)p->shape[0],
+        .scratch = scratch,
+    };
+}
+
+size_t call_linear_scratch(const struct expert_call *call, size_t rows, size_t in, size_t out)
+{
+    return kernel_linear_scratch(rows, in, out, call->half != NULL);
+}

@@ -12,6 +12,7 @@
 #include <skep/expert.h>
 #include <skep/status.h>
 
+#include "experts/kernels.h"
 #include "experts/workspace.h"
 
 enum {
@@ -44,8 +45,10 @@ struct expert_call {
     const struct expert_plan *plan;
     size_t rows;
     const float *const *params; /* in the plan's order, row-major */
-    const DLTensor *inputs;     /* checked against the schema */
-    DLTensor *outputs;          /* forward only; written whole */
+    /* The same for computing in bfloat16; NULL: float32. */
+    const struct half_matrix *half;
+    const DLTensor *inputs; /* checked against the schema */
+    DLTensor *outputs;      /* forward only; written whole */
     /* Backward only. */
     const DLTensor *grad_outputs;
     DLTensor *grad_inputs; /* written whole; zeros for inputs that are not floats */
@@ -85,6 +88,13 @@ void plan_add_linear(struct expert_plan *plan, const char *name, int64_t in, int
                      bool bias);
 /* `<name>.weight` and `<name>.bias` [n], ones and zeros. */
 void plan_add_norm(struct expert_plan *plan, const char *name, int64_t n);
+
+/* The linear layer of parameter number `weight`, a matrix; with has_bias the next one is its bias.
+ */
+struct kernel_linear call_linear(const struct expert_call *call, size_t weight, bool has_bias,
+                                 size_t rows, float *scratch);
+/* kernel_linear_scratch() in the precision of the call. */
+size_t call_linear_scratch(const struct expert_call *call, size_t rows, size_t in, size_t out);
 
 #define EXPERT_NORM_EPS 1e-5f
 

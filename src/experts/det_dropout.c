@@ -55,7 +55,7 @@ static struct scratch cut_scratch(const struct expert_call *call, bool backward)
     s.act = workspace_cut(call->ws, call->rows * wide);
     if (backward)
         s.grad = workspace_cut(call->ws, call->rows * wide);
-    s.linear = workspace_cut(call->ws, kernel_linear_scratch(call->rows, hidden, wide));
+    s.linear = workspace_cut(call->ws, call_linear_scratch(call, call->rows, hidden, wide));
     return s;
 }
 
@@ -96,29 +96,34 @@ static void apply_mask(const struct expert_call *call, const float *x, float *ou
     parallel_range(call->rows * call->plan->dims[HIDDEN], GRAIN, 16, mask_range, &m);
 }
 
+static struct kernel_linear linear_of(const struct expert_call *call, int weight,
+                                      const struct scratch *s)
+{
+    return call_linear(call, (size_t)weight, true, call->rows, s->linear);
+}
+
 static skep_status run_hidden(const struct expert_call *call, const struct scratch *s,
                               struct skep_error *err)
 {
-    const size_t wide = call->plan->dims[WIDE];
+    const struct kernel_linear in = linear_of(call, W_IN, s);
 
     apply_mask(call, skep_tensor_data(&call->inputs[X]), s->z);
-    skep_status rc = kernel_linear(s->z, call->params[W_IN], call->params[B_IN], NULL, s->act,
-                                   call->rows, call->plan->dims[HIDDEN], wide, s->linear, err);
+    skep_status rc = kernel_linear(&in, s->z, NULL, s->act, err);
     if (rc == SKEP_OK)
-        kernel_map(simd_ops()->relu, s->act, NULL, s->act, NULL, call->rows * wide);
+        kernel_map(simd_ops()->relu, s->act, NULL, s->act, NULL,
+                   call->rows * call->plan->dims[WIDE]);
     return rc;
 }
 
 static skep_status forward(const struct expert_call *call, struct skep_error *err)
 {
     struct scratch s = cut_scratch(call, false);
+    const struct kernel_linear out = linear_of(call, W_OUT, &s);
     skep_status rc = run_hidden(call, &s, err);
 
-    if (rc != SKEP_OK)
-        return rc;
-    return kernel_linear(s.act, call->params[W_OUT], call->params[B_OUT], NULL,
-                         skep_tensor_data(&call->outputs[0]), call->rows, call->plan->dims[WIDE],
-                         call->plan->dims[HIDDEN], s.linear, err);
+    return rc != SKEP_OK
+               ? rc
+               : kernel_linear(&out, s.act, NULL, skep_tensor_data(&call->outputs[0]), err);
 }
 
 static skep_status backward(const struct expert_call *call, struct skep_error *err)
@@ -129,22 +134,22 @@ static skep_status backward(const struct expert_call *call, struct skep_error *e
     const float *dy = skep_tensor_data(&call->grad_outputs[0]);
     float *dx = skep_tensor_data(&call->grad_inputs[X]);
     struct scratch s = cut_scratch(call, true);
+    const struct kernel_linear in = linear_of(call, W_IN, &s);
+    const struct kernel_linear out = linear_of(call, W_OUT, &s);
     skep_status rc = run_hidden(call, &s, err);
 
     if (rc == SKEP_OK)
-        rc = kernel_linear_grad_weight(dy, s.act, call->grads[W_OUT], rows, wide, hidden, err);
+        rc = kernel_linear_grad_weight(&out, dy, s.act, call->grads[W_OUT], err);
     if (rc == SKEP_OK)
-        rc = kernel_linear_grad_input(dy, call->params[W_OUT], NULL, s.grad, rows, wide, hidden,
-                                      err);
+        rc = kernel_linear_grad_input(&out, dy, NULL, s.grad, err);
     if (rc != SKEP_OK)
         return rc;
     kernel_column_sums(dy, rows, hidden, call->grads[B_OUT]);
     kernel_map(simd_ops()->relu_backward, s.act, NULL, s.grad, NULL, rows * wide);
     kernel_column_sums(s.grad, rows, wide, call->grads[B_IN]);
-    rc = kernel_linear_grad_weight(s.grad, s.z, call->grads[W_IN], rows, hidden, wide, err);
+    rc = kernel_linear_grad_weight(&in, s.grad, s.z, call->grads[W_IN], err);
     if (rc == SKEP_OK)
-        rc =
-            kernel_linear_grad_input(s.grad, call->params[W_IN], NULL, dx, rows, hidden, wide, err);
+        rc = kernel_linear_grad_input(&in, s.grad, NULL, dx, err);
     if (rc != SKEP_OK)
         return rc;
     apply_mask(call, dx, dx);

@@ -39,6 +39,8 @@ struct expert {
     size_t offset[EXPERT_MAX_PARAMETERS];
     size_t count[EXPERT_MAX_PARAMETERS];
     const float *params[EXPERT_MAX_PARAMETERS];
+    struct half half; /* copies of the matrices; zeroed in float32 */
+    bool is_half;
     struct optimizer optimizer;
     struct snapshot_gate gate; /* guards values and the optimizer's arrays against copies */
     /* Read by any thread. */
@@ -61,6 +63,7 @@ void skep_expert_options_init(struct skep_expert_options *options)
         .weight_decay = -1.0,
         .schedule = "none",
         .max_sequence = 32768,
+        .precision = "float32",
     };
 }
 
@@ -105,6 +108,16 @@ static skep_status lay_out(struct expert *e, struct skep_error *err)
     return SKEP_OK;
 }
 
+static skep_status check_precision(const char *name, bool *is_half, struct skep_error *err)
+{
+    *is_half = name != NULL && strcmp(name, "bfloat16") == 0;
+    if (*is_half || (name != NULL && strcmp(name, "float32") == 0))
+        return SKEP_OK;
+    return error_set(err, SKEP_INVALID_ARGUMENT,
+                     "precision: \"%s\" is not known, expected one of float32, bfloat16",
+                     name != NULL ? name : "(none)");
+}
+
 /* Everything that can be known before memory is allocated for parameters. */
 static skep_status plan_expert(const struct skep_expert_options *o, struct expert *e,
                                uint64_t *bytes, struct skep_error *err)
@@ -118,11 +131,14 @@ static skep_status plan_expert(const struct skep_expert_options *o, struct exper
                          o->hidden_dim, MIN_HIDDEN, MAX_HIDDEN);
     rc = optimizer_check(o, err);
     if (rc == SKEP_OK)
+        rc = check_precision(o->precision, &e->is_half, err);
+    if (rc == SKEP_OK)
         rc = e->cls->describe(o, &e->plan, err);
     if (rc == SKEP_OK)
         rc = lay_out(e, err);
     if (rc == SKEP_OK)
-        *bytes = (uint64_t)e->total * sizeof(float) * (1 + optimizer_state_floats(o));
+        *bytes = (uint64_t)e->total * sizeof(float) * (1 + optimizer_state_floats(o)) +
+                 (e->is_half ? half_bytes(e->total) : 0);
     return rc;
 }
 
@@ -157,6 +173,21 @@ static void initialize(struct expert *e, uint64_t seed)
     }
 }
 
+static skep_status make_half(struct expert *e, struct skep_error *err)
+{
+    struct half_matrix matrices[EXPERT_MAX_PARAMETERS] = {0};
+
+    for (size_t i = 0; i < e->plan.parameter_count; i++) {
+        const struct expert_parameter *p = &e->plan.parameters[i];
+        matrices[i].offset = e->offset[i];
+        if (p->ndim == 2) {
+            matrices[i].out = (size_t)p->shape[0];
+            matrices[i].in = (size_t)p->shape[1];
+        }
+    }
+    return half_init(&e->half, e->total, matrices, e->plan.parameter_count, err);
+}
+
 /* Names have been checked, so they are short. */
 static void keep_options(struct expert *e, const struct skep_expert_options *o)
 {
@@ -166,6 +197,7 @@ static void keep_options(struct expert *e, const struct skep_expert_options *o)
     e->options.cls = e->cls->name;
     e->options.optimizer = e->optimizer_name;
     e->options.schedule = e->schedule_name;
+    e->options.precision = expert_precision_name(e);
 }
 
 skep_status expert_memory(const struct skep_expert_options *options, uint64_t *bytes,
@@ -212,6 +244,10 @@ skep_status expert_new(const struct skep_expert_options *options, struct expert 
     rc = optimizer_init(&e->optimizer, &o, e->total, err);
     if (rc != SKEP_OK)
         goto out;
+    if (e->is_half)
+        rc = make_half(e, err);
+    if (rc != SKEP_OK)
+        goto out;
     keep_options(e, &o);
     initialize(e, o.seed);
     *out = e;
@@ -228,6 +264,7 @@ void expert_free(struct expert *expert)
         return;
     snapshot_gate_fini(&expert->gate);
     optimizer_fini(&expert->optimizer);
+    half_fini(&expert->half);
     mem_free(expert->values);
     mem_free(expert);
 }
@@ -240,6 +277,11 @@ const struct skep_expert_schema *expert_schema(const struct expert *expert)
 const char *expert_class_name(const struct expert *expert)
 {
     return expert->cls->name;
+}
+
+const char *expert_precision_name(const struct expert *expert)
+{
+    return expert->is_half ? "bfloat16" : "float32";
 }
 
 uint64_t expert_parameter_count(const struct expert *expert)
@@ -281,6 +323,19 @@ static skep_status check_call(const struct expert_call *call, const struct exper
     return cls->check != NULL ? cls->check(call, err) : SKEP_OK;
 }
 
+/* The copies of the weights that a pass over these inputs computes with; NULL in float32. */
+static const struct half_matrix *fresh_half(struct expert *e, const DLTensor *x)
+{
+    size_t rows = 1;
+
+    if (!e->is_half)
+        return NULL;
+    for (int d = 0; d + 1 < x->ndim; d++)
+        rows *= (size_t)x->shape[d];
+    half_refresh(&e->half, e->values, rows);
+    return e->half.matrices;
+}
+
 skep_status expert_forward(struct expert *expert, const DLTensor *inputs, DLTensor *outputs,
                            struct skep_error *err)
 {
@@ -299,6 +354,7 @@ skep_status expert_forward(struct expert *expert, const DLTensor *inputs, DLTens
     skep_status rc = check_call(&call, expert->cls, err);
     if (rc != SKEP_OK)
         return rc;
+    call.half = fresh_half(expert, &inputs[0]);
     expert->cls->measure(&call, false);
     rc = workspace_take(ws.used, &ws, err);
     if (rc == SKEP_OK)
@@ -343,6 +399,7 @@ static skep_status run_backward(struct expert *e, const DLTensor *inputs,
     skep_status rc = check_call(&call, e->cls, err);
     if (rc != SKEP_OK)
         return rc;
+    call.half = fresh_half(e, &inputs[0]);
     (void)cut_gradients(e, ws, grads);
     e->cls->measure(&call, true);
     rc = workspace_take(ws->used, ws, err);
@@ -363,6 +420,7 @@ skep_status expert_backward(struct expert *expert, const DLTensor *inputs,
     if (rc == SKEP_OK) {
         snapshot_write_begin(&expert->gate);
         rc = optimizer_step(&expert->optimizer, expert->values, flat, err);
+        half_changed(&expert->half);
         atomic_fetch_add_explicit(rc == SKEP_OK ? &expert->updates : &expert->skipped, 1,
                                   memory_order_relaxed);
         snapshot_write_end(&expert->gate);
@@ -388,6 +446,8 @@ skep_status expert_gradients(struct expert *expert, const DLTensor *inputs,
 
 size_t expert_parameters(struct expert *expert, const char **names, DLTensor *views, size_t cap)
 {
+    if (views != NULL)
+        half_changed(&expert->half); /* they may be written to */
     for (size_t i = 0; i < expert->plan.parameter_count && i < cap; i++) {
         struct expert_parameter *p = &expert->plan.parameters[i];
         if (names != NULL)
@@ -424,6 +484,7 @@ static skep_status set_values(struct expert *e, float *array, size_t i, const DL
         return error_set(err, SKEP_INVALID_ARGUMENT, "parameter %s: %s, expected %s", p->name,
                          tensor_describe(value, got, sizeof(got)),
                          tensor_describe(&own, want, sizeof(want)));
+    half_changed(&e->half);
     if (bytes > 0)
         memcpy(array + e->offset[i], skep_tensor_data(value), bytes);
     return SKEP_OK;

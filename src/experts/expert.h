@@ -34,6 +34,8 @@ SKEP_MUST_CHECK skep_status expert_memory(const struct skep_expert_options *opti
 
 const struct skep_expert_schema *expert_schema(const struct expert *expert);
 const char *expert_class_name(const struct expert *expert);
+/* What its matrix products are computed in: "float32" or "bfloat16". */
+const char *expert_precision_name(const struct expert *expert);
 uint64_t expert_parameter_count(const struct expert *expert);
 uint64_t expert_update_count(const struct expert *expert);
 /* Steps that were not done because a gradient was not finite. */

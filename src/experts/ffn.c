@@ -65,7 +65,7 @@ static struct scratch cut_scratch(const struct expert_call *call, bool backward)
 
     s.first = cut_layer(call->ws, call->rows, wide, backward);
     s.second = cut_layer(call->ws, call->rows, wide, backward);
-    s.linear = workspace_cut(call->ws, kernel_linear_scratch(call->rows, wide, wide));
+    s.linear = workspace_cut(call->ws, call_linear_scratch(call, call->rows, wide, wide));
     if (backward) {
         s.grad = workspace_cut(call->ws, call->rows * wide);
         s.norm = workspace_cut(call->ws, kernel_norm_backward_scratch(wide));
@@ -89,13 +89,18 @@ static struct simd_norm layer_norm(const struct expert_call *call, int weight)
     };
 }
 
+static struct kernel_linear linear_of(const struct expert_call *call, int weight, float *scratch)
+{
+    return call_linear(call, (size_t)weight, true, call->rows, scratch);
+}
+
 /* weight: the number of the linear's; its bias and the norm's two follow. */
 static skep_status run_layer(const struct expert_call *call, const struct layer *l, const float *x,
-                             size_t in, int weight, float *scratch, struct skep_error *err)
+                             int weight, float *scratch, struct skep_error *err)
 {
     const struct simd_norm norm = layer_norm(call, weight + 2);
-    skep_status rc = kernel_linear(x, call->params[weight], call->params[weight + 1], NULL, l->pre,
-                                   call->rows, in, norm.n, scratch, err);
+    const struct kernel_linear linear = linear_of(call, weight, scratch);
+    skep_status rc = kernel_linear(&linear, x, NULL, l->pre, err);
 
     if (rc == SKEP_OK)
         kernel_norm(&norm, l->pre, call->rows, l->post, l->mean, l->rstd);
@@ -106,32 +111,32 @@ static skep_status run_hidden(const struct expert_call *call, const struct scrat
                               struct skep_error *err)
 {
     const float *x = skep_tensor_data(&call->inputs[0]);
-    skep_status rc = run_layer(call, &s->first, x, call->plan->dims[HIDDEN], W0, s->linear, err);
+    skep_status rc = run_layer(call, &s->first, x, W0, s->linear, err);
 
     if (rc == SKEP_OK)
-        rc = run_layer(call, &s->second, s->first.post, call->plan->dims[WIDE], W3, s->linear, err);
+        rc = run_layer(call, &s->second, s->first.post, W3, s->linear, err);
     return rc;
 }
 
 static skep_status forward(const struct expert_call *call, struct skep_error *err)
 {
     struct scratch s = cut_scratch(call, false);
+    const struct kernel_linear last = linear_of(call, W6, s.linear);
     skep_status rc = run_hidden(call, &s, err);
 
     if (rc != SKEP_OK)
         return rc;
-    return kernel_linear(s.second.post, call->params[W6], call->params[B6],
-                         skep_tensor_data(&call->inputs[0]), skep_tensor_data(&call->outputs[0]),
-                         call->rows, call->plan->dims[WIDE], call->plan->dims[HIDDEN], s.linear,
-                         err);
+    return kernel_linear(&last, s.second.post, skep_tensor_data(&call->inputs[0]),
+                         skep_tensor_data(&call->outputs[0]), err);
 }
 
 /* Through ReLU, norm and the linear's own parameters; s->grad goes from post to pre. */
 static skep_status run_layer_back(const struct expert_call *call, const struct scratch *s,
-                                  const struct layer *l, const float *x, size_t in, int weight,
+                                  const struct layer *l, const float *x, int weight,
                                   struct skep_error *err)
 {
     const struct simd_norm norm = layer_norm(call, weight + 2);
+    const struct kernel_linear linear = linear_of(call, weight, s->linear);
     const struct norm_grads grads = {
         .weight = call->grads[weight + 2],
         .bias = call->grads[weight + 3],
@@ -140,39 +145,38 @@ static skep_status run_layer_back(const struct expert_call *call, const struct s
 
     kernel_norm_backward(&norm, l->pre, l->post, l->mean, l->rstd, call->rows, s->grad, &grads,
                          s->norm);
-    return kernel_linear_grad_weight(s->grad, x, call->grads[weight], call->rows, in, norm.n, err);
+    return kernel_linear_grad_weight(&linear, s->grad, x, call->grads[weight], err);
 }
 
 static skep_status backward(const struct expert_call *call, struct skep_error *err)
 {
-    const size_t rows = call->rows;
-    const size_t hidden = call->plan->dims[HIDDEN];
-    const size_t wide = call->plan->dims[WIDE];
     const float *x = skep_tensor_data(&call->inputs[0]);
     const float *dy = skep_tensor_data(&call->grad_outputs[0]);
     struct scratch s = cut_scratch(call, true);
+    const struct kernel_linear l0 = linear_of(call, W0, s.linear);
+    const struct kernel_linear l3 = linear_of(call, W3, s.linear);
+    const struct kernel_linear l6 = linear_of(call, W6, s.linear);
     /* The output itself is not needed, so forward runs again without its last product. */
     skep_status rc = run_hidden(call, &s, err);
 
     if (rc == SKEP_OK)
-        rc = kernel_linear_grad_weight(dy, s.second.post, call->grads[W6], rows, wide, hidden, err);
+        rc = kernel_linear_grad_weight(&l6, dy, s.second.post, call->grads[W6], err);
     if (rc == SKEP_OK)
-        rc = kernel_linear_grad_input(dy, call->params[W6], NULL, s.grad, rows, wide, hidden, err);
+        rc = kernel_linear_grad_input(&l6, dy, NULL, s.grad, err);
     if (rc == SKEP_OK)
-        rc = run_layer_back(call, &s, &s.second, s.first.post, wide, W3, err);
+        rc = run_layer_back(call, &s, &s.second, s.first.post, W3, err);
     if (rc != SKEP_OK)
         return rc;
-    kernel_column_sums(dy, rows, hidden, call->grads[B6]);
+    kernel_column_sums(dy, call->rows, call->plan->dims[HIDDEN], call->grads[B6]);
     /* The second layer's activations are done with: the next gradient takes their place. */
     float *next = s.second.pre;
-    rc = kernel_linear_grad_input(s.grad, call->params[W3], NULL, next, rows, wide, wide, err);
+    rc = kernel_linear_grad_input(&l3, s.grad, NULL, next, err);
     s.grad = next;
     if (rc == SKEP_OK)
-        rc = run_layer_back(call, &s, &s.first, x, hidden, W0, err);
+        rc = run_layer_back(call, &s, &s.first, x, W0, err);
     if (rc == SKEP_OK)
-        rc = kernel_linear_grad_input(s.grad, call->params[W0], dy,
-                                      skep_tensor_data(&call->grad_inputs[0]), rows, hidden, wide,
-                                      err);
+        rc =
+            kernel_linear_grad_input(&l0, s.grad, dy, skep_tensor_data(&call->grad_inputs[0]), err);
     return rc;
 }
 

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "experts/parallel.h"
+#include "experts/product.h"
 
 enum {
     /* Up to so many floating point operations one thread is faster than waking a second one, which
@@ -23,11 +24,17 @@ enum {
      */
     DIRECT_BELOW_ROWS = 8,
     DIRECT_FROM_ROWS = 1024,
+    PACKED_BELOW_ROWS = 512, /* from where on a packed weight is no faster */
 };
 
 static bool is_direct(size_t rows)
 {
     return rows < DIRECT_BELOW_ROWS || rows >= DIRECT_FROM_ROWS;
+}
+
+static bool is_single(size_t m, size_t n, size_t k)
+{
+    return 2.0 * (double)m * (double)n * (double)k <= (double)SINGLE_FLOPS;
 }
 
 /* c[m, n] = a b + beta c; ta, tb tell whether a and b are stored transposed. */
@@ -36,8 +43,7 @@ static skep_status gemm(char ta, char tb, size_t m, size_t n, size_t k, const fl
 {
     size_t lda = ta == 'N' ? k : m;
     size_t ldb = tb == 'N' ? n : k;
-    bool single = 2.0 * (double)m * (double)n * (double)k <= (double)SINGLE_FLOPS;
-    int threads = single ? parallel_single() : 0;
+    int threads = is_single(m, n, k) ? parallel_single() : 0;
     dnnl_status_t rc = dnnl_sgemm(ta, tb, (dnnl_dim_t)m, (dnnl_dim_t)n, (dnnl_dim_t)k, 1.0f, a,
                                   (dnnl_dim_t)lda, b, (dnnl_dim_t)ldb, beta, c, (dnnl_dim_t)n);
 
@@ -100,48 +106,190 @@ static void add_bias_rows(void *arg, size_t first, size_t last, unsigned part)
                          b->add != NULL ? b->add + at : NULL);
 }
 
-size_t kernel_linear_scratch(size_t rows, size_t in, size_t out)
+/* --- in bfloat16 --------------------------------------------------------------------------- */
+
+struct rounding {
+    const float *from;
+    void *to;
+};
+
+static void to_bf16_range(void *arg, size_t first, size_t last, unsigned part)
 {
-    return is_direct(rows) ? 0 : rows * (in + out) + TILE;
+    const struct rounding *r = arg;
+
+    (void)part;
+    simd_ops()->to_bf16(r->from + first, (uint16_t *)r->to + first, last - first);
 }
 
-skep_status kernel_linear(const float *x, const float *weight, const float *bias, const float *add,
-                          float *y, size_t rows, size_t in, size_t out, float *scratch,
-                          struct skep_error *err)
+static void round_range(void *arg, size_t first, size_t last, unsigned part)
 {
-    if (is_direct(rows)) {
-        struct bias_rows b = {y, out, bias, add};
-        /* The residual goes in first, as it needs no other pass then. */
-        if (bias == NULL && add != NULL)
-            memcpy(y, add, rows * out * sizeof(*y));
-        skep_status rc = gemm('N', 'T', rows, out, in, x, weight,
-                              bias == NULL && add != NULL ? 1.0f : 0.0f, y, err);
-        if (rc == SKEP_OK && bias != NULL)
-            parallel_range(rows, grain_rows(out), 1, add_bias_rows, &b);
-        return rc;
-    }
-    float *xt = scratch;
-    float *yt = scratch + (rows * in + TILE - 1) / TILE * TILE;
-    transpose(x, rows, in, xt, NULL, NULL);
-    skep_status rc = gemm('N', 'N', out, rows, in, weight, xt, 0.0f, yt, err);
-    if (rc == SKEP_OK)
-        transpose(yt, out, rows, y, bias, add);
+    const struct rounding *r = arg;
+
+    (void)part;
+    simd_ops()->round_bf16(r->from + first, (float *)r->to + first, last - first);
+}
+
+/* n values rounded into scratch, as what this CPU multiplies: bfloat16, or rounded floats. */
+static void *rounded(const float *x, size_t n, float *scratch)
+{
+    struct rounding r = {x, scratch};
+
+    parallel_range(n, GRAIN, TILE, product_available() ? to_bf16_range : round_range, &r);
+    return scratch;
+}
+
+/* Floats that n rounded values take, with what follows them aligned. */
+static size_t rounded_floats(size_t n)
+{
+    size_t floats = product_available() ? n / 2 + 1 : n;
+
+    return (floats + TILE - 1) / TILE * TILE;
+}
+
+static skep_status half_forward(const struct kernel_linear *l, const float *x, const float *add,
+                                float *y, struct skep_error *err)
+{
+    const bool is_packed = l->half->packed != NULL && l->rows < PACKED_BELOW_ROWS;
+    const struct product p = {
+        .kind = is_packed ? PRODUCT_PACKED : PRODUCT_NT,
+        .m = l->rows,
+        .n = l->out,
+        .k = l->in,
+        .accumulate = add != NULL,
+        .bias = l->bias,
+        .single = is_single(l->rows, l->out, l->in),
+    };
+    const void *xh = rounded(x, l->rows * l->in, l->scratch);
+
+    if (add != NULL)
+        memcpy(y, add, l->rows * l->out * sizeof(*y));
+    return product_run(&p, xh, is_packed ? l->half->packed : l->half->plain, y, err);
+}
+
+static skep_status half_grad_input(const struct kernel_linear *l, const float *dy, const float *add,
+                                   float *dx, struct skep_error *err)
+{
+    const struct product p = {
+        .kind = PRODUCT_NN,
+        .m = l->rows,
+        .n = l->in,
+        .k = l->out,
+        .accumulate = add != NULL,
+        .single = is_single(l->rows, l->in, l->out),
+    };
+    const void *dyh = rounded(dy, l->rows * l->out, l->scratch);
+
+    return product_run(&p, dyh, l->half->plain, dx, err);
+}
+
+static skep_status half_grad_weight(const struct kernel_linear *l, const float *dy, const float *x,
+                                    float *dw, struct skep_error *err)
+{
+    const struct product p = {
+        .kind = PRODUCT_TN,
+        .m = l->out,
+        .n = l->in,
+        .k = l->rows,
+        .single = is_single(l->out, l->in, l->rows),
+    };
+    const void *dyh = rounded(dy, l->rows * l->out, l->scratch);
+    const void *xh = rounded(x, l->rows * l->in, l->scratch + rounded_floats(l->rows * l->out));
+
+    return product_run(&p, dyh, xh, dw, err);
+}
+
+/* --- linear layers ------------------------------------------------------------------------- */
+
+size_t kernel_linear_scratch(size_t rows, size_t in, size_t out, bool is_half)
+{
+    size_t floats = is_direct(rows) ? 0 : rows * (in + out) + TILE;
+
+    if (!is_half)
+        return floats;
+    size_t rounding = rounded_floats(rows * in) + rounded_floats(rows * out);
+    return product_available() ? rounding : rounding + floats;
+}
+
+/* The layer as float32's functions compute it where the CPU has no bfloat16: the weight rounded,
+ * and scratch left over beside the rounded operands. */
+static struct kernel_linear rounded_layer(const struct kernel_linear *l)
+{
+    struct kernel_linear out = *l;
+
+    out.weight = l->half->plain;
+    out.half = NULL;
+    out.scratch = l->scratch + rounded_floats(l->rows * l->in) + rounded_floats(l->rows * l->out);
+    return out;
+}
+
+static skep_status forward_direct(const struct kernel_linear *l, const float *x, const float *add,
+                                  float *y, struct skep_error *err)
+{
+    struct bias_rows b = {y, l->out, l->bias, add};
+    /* A residual without a bias goes in first, as it needs no other pass then. */
+    bool is_first = l->bias == NULL && add != NULL;
+
+    if (is_first)
+        memcpy(y, add, l->rows * l->out * sizeof(*y));
+    skep_status rc =
+        gemm('N', 'T', l->rows, l->out, l->in, x, l->weight, is_first ? 1.0f : 0.0f, y, err);
+    if (rc == SKEP_OK && l->bias != NULL)
+        parallel_range(l->rows, grain_rows(l->out), 1, add_bias_rows, &b);
     return rc;
 }
 
-skep_status kernel_linear_grad_input(const float *dy, const float *weight, const float *add,
-                                     float *dx, size_t rows, size_t in, size_t out,
-                                     struct skep_error *err)
+static skep_status forward_float(const struct kernel_linear *l, const float *x, const float *add,
+                                 float *y, struct skep_error *err)
 {
-    if (add != NULL && add != dx)
-        memcpy(dx, add, rows * in * sizeof(*dx));
-    return gemm('N', 'N', rows, in, out, dy, weight, add != NULL ? 1.0f : 0.0f, dx, err);
+    float *xt = l->scratch;
+    float *yt = l->scratch + (l->rows * l->in + TILE - 1) / TILE * TILE;
+
+    if (is_direct(l->rows))
+        return forward_direct(l, x, add, y, err);
+    transpose(x, l->rows, l->in, xt, NULL, NULL);
+    skep_status rc = gemm('N', 'N', l->out, l->rows, l->in, l->weight, xt, 0.0f, yt, err);
+    if (rc == SKEP_OK)
+        transpose(yt, l->out, l->rows, y, l->bias, add);
+    return rc;
 }
 
-skep_status kernel_linear_grad_weight(const float *dy, const float *x, float *dw, size_t rows,
-                                      size_t in, size_t out, struct skep_error *err)
+skep_status kernel_linear(const struct kernel_linear *l, const float *x, const float *add, float *y,
+                          struct skep_error *err)
 {
-    return gemm('T', 'N', out, in, rows, dy, x, 0.0f, dw, err);
+    if (l->half == NULL)
+        return forward_float(l, x, add, y, err);
+    if (product_available())
+        return half_forward(l, x, add, y, err);
+    const struct kernel_linear r = rounded_layer(l);
+    return forward_float(&r, rounded(x, l->rows * l->in, l->scratch), add, y, err);
+}
+
+skep_status kernel_linear_grad_input(const struct kernel_linear *l, const float *dy,
+                                     const float *add, float *dx, struct skep_error *err)
+{
+    const float *weight = l->weight;
+
+    if (add != NULL && add != dx)
+        memcpy(dx, add, l->rows * l->in * sizeof(*dx));
+    if (l->half != NULL && product_available())
+        return half_grad_input(l, dy, add, dx, err);
+    if (l->half != NULL) {
+        weight = l->half->plain;
+        dy = rounded(dy, l->rows * l->out, l->scratch);
+    }
+    return gemm('N', 'N', l->rows, l->in, l->out, dy, weight, add != NULL ? 1.0f : 0.0f, dx, err);
+}
+
+skep_status kernel_linear_grad_weight(const struct kernel_linear *l, const float *dy,
+                                      const float *x, float *dw, struct skep_error *err)
+{
+    if (l->half != NULL && product_available())
+        return half_grad_weight(l, dy, x, dw, err);
+    if (l->half != NULL) {
+        dy = rounded(dy, l->rows * l->out, l->scratch);
+        x = rounded(x, l->rows * l->in, l->scratch + rounded_floats(l->rows * l->out));
+    }
+    return gemm('T', 'N', l->out, l->in, l->rows, dy, x, 0.0f, dw, err);
 }
 
 struct column_sums {

@@ -8,33 +8,46 @@
 #ifndef SKEP_EXPERTS_KERNELS_H
 #define SKEP_EXPERTS_KERNELS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <skep/status.h>
 
+#include "experts/half.h"
 #include "experts/simd.h"
 
-/* Floats of scratch that kernel_linear() wants for these sizes; may be 0. */
-size_t kernel_linear_scratch(size_t rows, size_t in, size_t out);
+/*
+ * A linear layer with all that its products need. With `half` they are computed in bfloat16: the
+ * operands are rounded to it, sums and results stay float32.
+ */
+struct kernel_linear {
+    const float *weight;            /* [out, in] */
+    const float *bias;              /* [out]; NULL: none */
+    const struct half_matrix *half; /* of weight; NULL: float32 */
+    size_t rows;
+    size_t in;
+    size_t out;
+    float *scratch; /* kernel_linear_scratch() floats */
+};
+
+/* Floats of scratch that the products of a linear layer want; may be 0. */
+size_t kernel_linear_scratch(size_t rows, size_t in, size_t out, bool is_half);
 
 /*
  * y[rows, out] = x[rows, in] weight^T + bias + add.
- * @param bias     may be NULL.
- * @param add      [rows, out], or NULL: a residual.
- * @param scratch  kernel_linear_scratch() floats.
+ * @param add  [rows, out], or NULL: a residual.
  * @return SKEP_RESOURCE_EXHAUSTED or SKEP_INTERNAL if oneDNN fails; so for all below.
  */
-SKEP_MUST_CHECK skep_status kernel_linear(const float *x, const float *weight, const float *bias,
-                                          const float *add, float *y, size_t rows, size_t in,
-                                          size_t out, float *scratch, struct skep_error *err);
+SKEP_MUST_CHECK skep_status kernel_linear(const struct kernel_linear *l, const float *x,
+                                          const float *add, float *y, struct skep_error *err);
 
 /* dx[rows, in] = dy[rows, out] weight + add. add may be NULL, or dx itself. */
-SKEP_MUST_CHECK skep_status kernel_linear_grad_input(const float *dy, const float *weight,
-                                                     const float *add, float *dx, size_t rows,
-                                                     size_t in, size_t out, struct skep_error *err);
+SKEP_MUST_CHECK skep_status kernel_linear_grad_input(const struct kernel_linear *l, const float *dy,
+                                                     const float *add, float *dx,
+                                                     struct skep_error *err);
 
 /* dw[out, in] = dy^T x. */
-SKEP_MUST_CHECK skep_status kernel_linear_grad_weight(const float *dy, const float *x, float *dw,
-                                                      size_t rows, size_t in, size_t out,
+SKEP_MUST_CHECK skep_status kernel_linear_grad_weight(const struct kernel_linear *l,
+                                                      const float *dy, const float *x, float *dw,
                                                       struct skep_error *err);
 
 /* sum[n] = column sums of x[rows, n]. */

@@ -79,6 +79,10 @@ struct simd_ops {
     void (*softmax)(float *x, size_t rows, size_t n, const uint8_t *ignored);
     /* grad, dL/dweights, becomes scale * dL/dscores in place. */
     void (*softmax_backward)(const float *weights, size_t rows, size_t n, float scale, float *grad);
+    /* Rounded to nearest even, as bfloat16 or, with the same values, as floats; y may be x then.
+     * A NaN stays a NaN. */
+    void (*to_bf16)(const float *x, uint16_t *y, size_t n);
+    void (*round_bf16)(const float *x, float *y, size_t n);
     simd_map relu;              /* c = max(a, 0) */
     simd_map relu_backward;     /* c = c where a > 0, else 0 */
     simd_map gelu;              /* c = a/2 (1 + erf(a / sqrt 2)) */

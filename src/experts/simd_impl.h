@@ -278,6 +278,31 @@ static void SIMD_NAME(sgd)(float *restrict p, float *restrict m, const float *re
     }
 }
 
+/* Without branches but a selection, so that compilers vectorize the loops around it. */
+static inline uint32_t bf16_bits(float x)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &x, sizeof(bits));
+    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    uint32_t quiet = (bits >> 16) | 0x40u;
+    return (bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded;
+}
+
+static void SIMD_NAME(to_bf16)(const float *x, uint16_t *y, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] = (uint16_t)bf16_bits(x[i]);
+}
+
+static void SIMD_NAME(round_bf16)(const float *x, float *y, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits = bf16_bits(x[i]) << 16;
+        memcpy(&y[i], &bits, sizeof(bits));
+    }
+}
+
 #include "experts/simd_math.h"
 
 const struct simd_ops SIMD_NAME(simd_ops) = {
@@ -292,6 +317,8 @@ const struct simd_ops SIMD_NAME(simd_ops) = {
     .sgd = SIMD_NAME(sgd),
     .softmax = SIMD_NAME(softmax),
     .softmax_backward = SIMD_NAME(softmax_backward),
+    .to_bf16 = SIMD_NAME(to_bf16),
+    .round_bf16 = SIMD_NAME(round_bf16),
     .relu = SIMD_NAME(relu),
     .relu_backward = SIMD_NAME(relu_backward),
     .gelu = SIMD_NAME(gelu),

@@ -52,8 +52,9 @@ static struct scratch cut_scratch(const struct expert_call *call, bool backward)
     s.act = backward ? workspace_cut(call->ws, n) : s.gate;
     if (backward)
         s.grad = workspace_cut(call->ws, n);
-    s.linear = workspace_cut(call->ws, kernel_linear_scratch(call->rows, call->plan->dims[HIDDEN],
-                                                             call->plan->dims[WIDE]));
+    s.linear =
+        workspace_cut(call->ws, call_linear_scratch(call, call->rows, call->plan->dims[HIDDEN],
+                                                    call->plan->dims[WIDE]));
     return s;
 }
 
@@ -62,65 +63,68 @@ static void measure(const struct expert_call *call, bool backward)
     (void)cut_scratch(call, backward);
 }
 
+static struct kernel_linear linear_of(const struct expert_call *call, int weight,
+                                      const struct scratch *s)
+{
+    return call_linear(call, (size_t)weight, false, call->rows, s->linear);
+}
+
 static skep_status run_hidden(const struct expert_call *call, const struct scratch *s,
                               struct skep_error *err)
 {
-    const size_t hidden = call->plan->dims[HIDDEN];
-    const size_t wide = call->plan->dims[WIDE];
     const float *x = skep_tensor_data(&call->inputs[0]);
-    skep_status rc = kernel_linear(x, call->params[GATE], NULL, NULL, s->gate, call->rows, hidden,
-                                   wide, s->linear, err);
+    const struct kernel_linear gate = linear_of(call, GATE, s);
+    const struct kernel_linear up = linear_of(call, UP, s);
+    skep_status rc = kernel_linear(&gate, x, NULL, s->gate, err);
 
     if (rc == SKEP_OK)
-        rc = kernel_linear(x, call->params[UP], NULL, NULL, s->up, call->rows, hidden, wide,
-                           s->linear, err);
+        rc = kernel_linear(&up, x, NULL, s->up, err);
     if (rc == SKEP_OK)
-        kernel_map(simd_ops()->silu_mul, s->gate, s->up, s->act, NULL, call->rows * wide);
+        kernel_map(simd_ops()->silu_mul, s->gate, s->up, s->act, NULL,
+                   call->rows * call->plan->dims[WIDE]);
     return rc;
 }
 
 static skep_status forward(const struct expert_call *call, struct skep_error *err)
 {
     struct scratch s = cut_scratch(call, false);
+    const struct kernel_linear down = linear_of(call, DOWN, &s);
     skep_status rc = run_hidden(call, &s, err);
 
-    if (rc != SKEP_OK)
-        return rc;
-    return kernel_linear(s.act, call->params[DOWN], NULL, NULL, skep_tensor_data(&call->outputs[0]),
-                         call->rows, call->plan->dims[WIDE], call->plan->dims[HIDDEN], s.linear,
-                         err);
+    return rc != SKEP_OK
+               ? rc
+               : kernel_linear(&down, s.act, NULL, skep_tensor_data(&call->outputs[0]), err);
 }
 
 static skep_status backward(const struct expert_call *call, struct skep_error *err)
 {
-    const size_t rows = call->rows;
-    const size_t hidden = call->plan->dims[HIDDEN];
-    const size_t wide = call->plan->dims[WIDE];
     const float *x = skep_tensor_data(&call->inputs[0]);
     const float *dy = skep_tensor_data(&call->grad_outputs[0]);
     float *dx = skep_tensor_data(&call->grad_inputs[0]);
     struct scratch s = cut_scratch(call, true);
+    const struct kernel_linear gate = linear_of(call, GATE, &s);
+    const struct kernel_linear up = linear_of(call, UP, &s);
+    const struct kernel_linear down = linear_of(call, DOWN, &s);
     skep_status rc = run_hidden(call, &s, err);
 
     if (rc == SKEP_OK)
-        rc = kernel_linear_grad_weight(dy, s.act, call->grads[DOWN], rows, wide, hidden, err);
+        rc = kernel_linear_grad_weight(&down, dy, s.act, call->grads[DOWN], err);
     if (rc == SKEP_OK)
-        rc =
-            kernel_linear_grad_input(dy, call->params[DOWN], NULL, s.grad, rows, wide, hidden, err);
+        rc = kernel_linear_grad_input(&down, dy, NULL, s.grad, err);
     if (rc != SKEP_OK)
         return rc;
     /* The activation is done with: up's gradient takes its place, gate's that of act. */
     float *d_gate = s.grad;
     float *d_up = s.act;
-    kernel_map(simd_ops()->silu_mul_backward, s.gate, s.up, d_gate, d_up, rows * wide);
-    rc = kernel_linear_grad_weight(d_gate, x, call->grads[GATE], rows, hidden, wide, err);
+    kernel_map(simd_ops()->silu_mul_backward, s.gate, s.up, d_gate, d_up,
+               call->rows * call->plan->dims[WIDE]);
+    rc = kernel_linear_grad_weight(&gate, d_gate, x, call->grads[GATE], err);
     if (rc == SKEP_OK)
-        rc = kernel_linear_grad_weight(d_up, x, call->grads[UP], rows, hidden, wide, err);
+        rc = kernel_linear_grad_weight(&up, d_up, x, call->grads[UP], err);
     if (rc == SKEP_OK)
-        rc =
-            kernel_linear_grad_input(d_gate, call->params[GATE], NULL, dx, rows, hidden, wide, err);
+        rc = kernel_linear_grad_input(&gate, d_gate, NULL, dx, err);
     if (rc == SKEP_OK)
-        rc = kernel_linear_grad_input(d_up, call->params[UP], dx, dx, rows, hidden, wide, err);
+        rc = kernel_linear_grad_input(&up, d_up, dx, dx, err);
     return rc;
 }
 

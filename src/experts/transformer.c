@@ -109,7 +109,7 @@ static struct scratch cut_scratch(const struct expert_call *call, bool backward)
     s.wide = workspace_cut(ws, n * wide);
     s.act = backward ? workspace_cut(ws, n * wide) : s.wide;
     s.second = cut_norm(call, n, backward);
-    s.linear = workspace_cut(ws, kernel_linear_scratch(n, hidden, wide));
+    s.linear = workspace_cut(ws, call_linear_scratch(call, n, hidden, wide));
     s.attention = workspace_cut(ws, attention_scratch(seq));
     if (backward) {
         s.d_wide = workspace_cut(ws, n * wide);
@@ -147,6 +147,12 @@ static struct simd_norm norm_of(const struct expert_call *call, int weight)
     };
 }
 
+static struct kernel_linear linear_of(const struct expert_call *call, int weight,
+                                      const struct scratch *s)
+{
+    return call_linear(call, (size_t)weight, true, s->positions, s->linear);
+}
+
 static skep_status check(const struct expert_call *call, struct skep_error *err)
 {
     const int64_t seq = call->inputs[X].shape[1];
@@ -167,18 +173,17 @@ static skep_status check(const struct expert_call *call, struct skep_error *err)
 static skep_status run_attention(const struct expert_call *call, const struct scratch *s,
                                  struct skep_error *err)
 {
-    const size_t h = call->plan->dims[HIDDEN];
     const float *x = skep_tensor_data(&call->inputs[X]);
     const struct attention a = attention_of(call, s);
     const struct simd_norm norm = norm_of(call, NW1);
-    skep_status rc = kernel_linear(x, call->params[W_IN], call->params[B_IN], NULL, s->qkv,
-                                   s->positions, h, 3 * h, s->linear, err);
+    const struct kernel_linear in = linear_of(call, W_IN, s);
+    const struct kernel_linear out = linear_of(call, W_OUT, s);
+    skep_status rc = kernel_linear(&in, x, NULL, s->qkv, err);
 
     if (rc == SKEP_OK)
         rc = attention_forward(&a, s->heads, err);
     if (rc == SKEP_OK)
-        rc = kernel_linear(s->heads, call->params[W_OUT], call->params[B_OUT], x, s->first.in,
-                           s->positions, h, h, s->linear, err);
+        rc = kernel_linear(&out, s->heads, x, s->first.in, err);
     if (rc == SKEP_OK)
         kernel_norm(&norm, s->first.in, s->positions, s->first.out, s->first.mean, s->first.rstd);
     return rc;
@@ -188,16 +193,15 @@ static skep_status run_attention(const struct expert_call *call, const struct sc
 static skep_status run_feed_forward(const struct expert_call *call, const struct scratch *s,
                                     struct skep_error *err)
 {
-    const size_t h = call->plan->dims[HIDDEN];
-    const size_t wide = call->plan->dims[WIDE];
-    skep_status rc = kernel_linear(s->first.out, call->params[W1], call->params[B1], NULL, s->wide,
-                                   s->positions, h, wide, s->linear, err);
+    const struct kernel_linear l1 = linear_of(call, W1, s);
+    const struct kernel_linear l2 = linear_of(call, W2, s);
+    skep_status rc = kernel_linear(&l1, s->first.out, NULL, s->wide, err);
 
     if (rc != SKEP_OK)
         return rc;
-    kernel_map(simd_ops()->gelu, s->wide, NULL, s->act, NULL, s->positions * wide);
-    return kernel_linear(s->act, call->params[W2], call->params[B2], s->first.out, s->second.in,
-                         s->positions, wide, h, s->linear, err);
+    kernel_map(simd_ops()->gelu, s->wide, NULL, s->act, NULL,
+               s->positions * call->plan->dims[WIDE]);
+    return kernel_linear(&l2, s->act, s->first.out, s->second.in, err);
 }
 
 static skep_status run(const struct expert_call *call, const struct scratch *s, float *y,
@@ -225,19 +229,20 @@ static skep_status feed_forward_back(const struct expert_call *call, const struc
                                      const float *dz, float *dn, struct skep_error *err)
 {
     const size_t n = s->positions;
-    const size_t h = call->plan->dims[HIDDEN];
     const size_t wide = call->plan->dims[WIDE];
-    skep_status rc = kernel_linear_grad_weight(dz, s->act, call->grads[W2], n, wide, h, err);
+    const struct kernel_linear l1 = linear_of(call, W1, s);
+    const struct kernel_linear l2 = linear_of(call, W2, s);
+    skep_status rc = kernel_linear_grad_weight(&l2, dz, s->act, call->grads[W2], err);
 
     if (rc == SKEP_OK)
-        rc = kernel_linear_grad_input(dz, call->params[W2], NULL, s->d_wide, n, wide, h, err);
+        rc = kernel_linear_grad_input(&l2, dz, NULL, s->d_wide, err);
     if (rc != SKEP_OK)
         return rc;
     kernel_map(simd_ops()->gelu_backward, s->wide, NULL, s->d_wide, NULL, n * wide);
     kernel_column_sums(s->d_wide, n, wide, call->grads[B1]);
-    rc = kernel_linear_grad_weight(s->d_wide, s->first.out, call->grads[W1], n, h, wide, err);
+    rc = kernel_linear_grad_weight(&l1, s->d_wide, s->first.out, call->grads[W1], err);
     if (rc == SKEP_OK)
-        rc = kernel_linear_grad_input(s->d_wide, call->params[W1], dz, dn, n, h, wide, err);
+        rc = kernel_linear_grad_input(&l1, s->d_wide, dz, dn, err);
     return rc;
 }
 
@@ -245,22 +250,22 @@ static skep_status feed_forward_back(const struct expert_call *call, const struc
 static skep_status attention_back(const struct expert_call *call, const struct scratch *s,
                                   const float *da, float *spare, float *dx, struct skep_error *err)
 {
-    const size_t n = s->positions;
-    const size_t h = call->plan->dims[HIDDEN];
     const float *x = skep_tensor_data(&call->inputs[X]);
     const struct attention a = attention_of(call, s);
-    skep_status rc = kernel_linear_grad_weight(da, s->heads, call->grads[W_OUT], n, h, h, err);
+    const struct kernel_linear in = linear_of(call, W_IN, s);
+    const struct kernel_linear out = linear_of(call, W_OUT, s);
+    skep_status rc = kernel_linear_grad_weight(&out, da, s->heads, call->grads[W_OUT], err);
 
     if (rc == SKEP_OK)
-        rc = kernel_linear_grad_input(da, call->params[W_OUT], NULL, spare, n, h, h, err);
+        rc = kernel_linear_grad_input(&out, da, NULL, spare, err);
     if (rc == SKEP_OK)
         rc = attention_backward(&a, spare, s->d_qkv, err);
     if (rc != SKEP_OK)
         return rc;
-    kernel_column_sums(s->d_qkv, n, 3 * h, call->grads[B_IN]);
-    rc = kernel_linear_grad_weight(s->d_qkv, x, call->grads[W_IN], n, h, 3 * h, err);
+    kernel_column_sums(s->d_qkv, s->positions, 3 * call->plan->dims[HIDDEN], call->grads[B_IN]);
+    rc = kernel_linear_grad_weight(&in, s->d_qkv, x, call->grads[W_IN], err);
     if (rc == SKEP_OK)
-        rc = kernel_linear_grad_input(s->d_qkv, call->params[W_IN], da, dx, n, h, 3 * h, err);
+        rc = kernel_linear_grad_input(&in, s->d_qkv, da, dx, err);
     return rc;
 }
 

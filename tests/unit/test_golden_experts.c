@@ -3,92 +3,11 @@
  * rules and tolerances: tests/golden/README.md, sections 2 to 5. Files of classes, and optimizers,
  * that the library does not have are reported as skipped.
  */
-#include "unit.h"
-
-#include <dirent.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <skep/safetensors.h>
+#include "golden_file.h"
 
 #include "base/alloc.h"
-#include "base/tensor.h"
-#include "experts/class.h"
-#include "experts/expert.h"
-#include "experts/optimizer.h"
 
-enum { MAX_FILES = 512, MAX_STEPS = 5, MAX_INPUTS = 2 };
-
-struct golden {
-    struct skep_safetensors *file;
-    const DLTensor *inputs[MAX_INPUTS];
-    DLTensor input_views[MAX_INPUTS];
-    size_t input_count;
-    size_t parameter_count;
-    const char *names[EXPERT_MAX_PARAMETERS];
-};
-
-static void die(const char *what, const struct skep_error *err)
-{
-    fail_msg("%s: %s", what, err->message);
-}
-
-static const char *text_of(const struct golden *g, const char *key)
-{
-    return skep_safetensors_metadata(g->file, key);
-}
-
-static double number_of(const struct golden *g, const char *opt, const char *key, double missing)
-{
-    char full[128];
-
-    if (opt != NULL)
-        snprintf(full, sizeof(full), "opt.%s.%s", opt, key);
-    else
-        snprintf(full, sizeof(full), "%s", key);
-    const char *text = text_of(g, full);
-    return text != NULL ? strtod(text, NULL) : missing;
-}
-
-static const DLTensor *find(const struct golden *g, const char *format, const char *a,
-                            const char *b)
-{
-    char name[160];
-
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wformat-nonliteral"
-    snprintf(name, sizeof(name), format, a, b);
-#pragma GCC diagnostic pop
-    return skep_safetensors_find(g->file, name);
-}
-
-static size_t count_of(const DLTensor *t)
-{
-    size_t n = 0;
-
-    assert_true(shape_count(t->ndim, t->shape, &n));
-    return n;
-}
-
-static double value_at(const DLTensor *t, size_t i)
-{
-    const void *data = skep_tensor_data(t);
-
-    if (dtype_equal(t->dtype, DTYPE_F32))
-        return (double)((const float *)data)[i];
-    assert_int_equal(t->dtype.bits, 64);
-    return ((const double *)data)[i];
-}
-
-static double largest(const DLTensor *t)
-{
-    double max = 0.0;
-
-    for (size_t i = 0; i < count_of(t); i++)
-        max = fmax(max, fabs(value_at(t, i)));
-    return max;
-}
+enum { MAX_STEPS = 5 };
 
 static void check_value(const char *what, const char *name, size_t i, double got, double want,
                         double bound)
@@ -104,46 +23,6 @@ static void check_all(const char *what, const char *name, const float *got, cons
 {
     for (size_t i = 0; i < count_of(want); i++)
         check_value(what, name, i, (double)got[i], value_at(want, i), bound);
-}
-
-static struct skep_expert_options options_of(const struct golden *g)
-{
-    struct skep_expert_options o;
-
-    skep_expert_options_init(&o);
-    o.cls = text_of(g, "arch");
-    o.hidden_dim = (int64_t)number_of(g, NULL, "hidden", 0);
-    o.intermediate_dim = (int64_t)number_of(g, NULL, "ffn_dim", 0);
-    const char *padding = text_of(g, "padding_mask");
-    o.padding_mask = padding != NULL && strcmp(padding, "true") == 0;
-    o.float_mask = g->input_count > 1 && g->inputs[1]->dtype.code == kDLFloat;
-    o.optimizer = "none";
-    return o;
-}
-
-/* False if the library has no such optimizer. */
-static bool add_optimizer(const struct golden *g, const char *opt, struct skep_expert_options *o)
-{
-    char key[64];
-    struct skep_error err;
-
-    snprintf(key, sizeof(key), "opt.%s.kind", opt);
-    o->optimizer = text_of(g, key);
-    o->learning_rate = number_of(g, opt, "lr", o->learning_rate);
-    o->beta1 = number_of(g, opt, "beta1", o->beta1);
-    o->beta2 = number_of(g, opt, "beta2", o->beta2);
-    o->eps = number_of(g, opt, "eps", o->eps);
-    o->weight_decay = number_of(g, opt, "weight_decay", 0.0);
-    o->momentum = number_of(g, opt, "momentum", 0.0);
-    o->clip_grad_norm = number_of(g, opt, "clip_grad_norm", 0.0);
-    snprintf(key, sizeof(key), "opt.%s.schedule", opt);
-    const char *schedule = text_of(g, key);
-    if (schedule != NULL) {
-        o->schedule = strcmp(schedule, "linear_warmup_decay") == 0 ? "linear" : schedule;
-        o->warmup_steps = (uint64_t)number_of(g, opt, "warmup_steps", 0.0);
-        o->training_steps = (uint64_t)number_of(g, opt, "total_steps", 0.0);
-    }
-    return optimizer_check(o, &err) == SKEP_OK;
 }
 
 /* The learning rates of steps 1 to 12, as the file lists them. */
@@ -165,38 +44,6 @@ static void check_rates(const struct golden *g, const char *opt,
         table = *end == ',' ? end + 1 : end;
     }
     optimizer_fini(&optimizer);
-}
-
-/* An expert with the file's parameters. */
-static struct expert *create(const struct golden *g, const struct skep_expert_options *o)
-{
-    struct expert *e;
-    struct skep_error err;
-    const char *names[EXPERT_MAX_PARAMETERS];
-
-    if (expert_new(o, &e, &err) != SKEP_OK)
-        die("expert_new", &err);
-    size_t n = expert_parameters(e, names, NULL, EXPERT_MAX_PARAMETERS);
-    for (size_t i = 0; i < n; i++) {
-        const DLTensor *value = find(g, "param.%s%s", names[i], "");
-        if (value == NULL)
-            fail_msg("no parameter %s in the file", names[i]);
-        if (expert_set_parameter(e, names[i], value, &err) != SKEP_OK)
-            die("expert_set_parameter", &err);
-    }
-    return e;
-}
-
-static DLManagedTensor *like(const DLTensor *t)
-{
-    DLManagedTensor *out;
-    size_t bytes;
-
-    assert_int_equal(skep_tensor_new(t->dtype, t->ndim, t->shape, &out, NULL), SKEP_OK);
-    assert_int_equal(skep_tensor_bytes(&out->dl_tensor, &bytes, NULL), SKEP_OK);
-    /* All bits set is a NaN: what a class forgets to write is seen. */
-    memset(skep_tensor_data(&out->dl_tensor), 0xff, bytes);
-    return out;
 }
 
 static void check_schema(const struct golden *g, struct expert *e)
@@ -403,21 +250,10 @@ static void check_optimizers(const struct golden *g)
 
 static void golden_file_is_matched(void **state)
 {
-    struct golden g = {0};
-    struct skep_error err;
+    struct golden g;
     const struct expert_class *cls;
 
-    if (skep_safetensors_open(*state, &g.file, &err) != SKEP_OK)
-        die("open", &err);
-    for (; g.input_count < MAX_INPUTS; g.input_count++) {
-        char name[16];
-        snprintf(name, sizeof(name), "input.%zu", g.input_count);
-        const DLTensor *input = skep_safetensors_find(g.file, name);
-        if (input == NULL)
-            break;
-        g.inputs[g.input_count] = input;
-        g.input_views[g.input_count] = *input;
-    }
+    golden_open(&g, *state);
     if (expert_class_find(text_of(&g, "arch"), &cls, NULL) != SKEP_OK) {
         print_message("           class %s is not known\n", text_of(&g, "arch"));
         skep_safetensors_close(g.file);
@@ -441,40 +277,7 @@ static void golden_file_is_matched(void **state)
     skep_safetensors_close(g.file);
 }
 
-static int is_tensor_file(const struct dirent *entry)
-{
-    const char *dot = strrchr(entry->d_name, '.');
-
-    return dot != NULL && strcmp(dot, ".safetensors") == 0;
-}
-
 int main(void)
 {
-    static struct CMUnitTest tests[MAX_FILES];
-    const char *base = getenv("SKEP_GOLDEN_DIR");
-    char folder[512];
-    struct dirent **entries;
-
-    snprintf(folder, sizeof(folder), "%s/experts", base != NULL ? base : "tests/golden");
-    int n = scandir(folder, &entries, is_tensor_file, alphasort);
-    if (n <= 0 || n > MAX_FILES) {
-        fprintf(stderr, "%s: %d golden files, expected 1 to %d\n", folder, n, MAX_FILES);
-        return 1;
-    }
-    for (int i = 0; i < n; i++) {
-        char *path;
-        if (asprintf(&path, "%s/%s", folder, entries[i]->d_name) < 0)
-            return 1;
-        tests[i] = (struct CMUnitTest){
-            .name = strrchr(path, '/') + 1,
-            .test_func = golden_file_is_matched,
-            .initial_state = path,
-        };
-        free(entries[i]);
-    }
-    free(entries);
-    int failed = _cmocka_run_group_tests("golden experts", tests, (size_t)n, NULL, NULL);
-    for (int i = 0; i < n; i++)
-        free(tests[i].initial_state);
-    return failed;
+    return golden_run("golden experts", golden_file_is_matched);
 }

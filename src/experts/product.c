@@ -1,0 +1,347 @@
+/* See product.h. */
+#include "experts/product.h"
+
+#include <pthread.h>
+#include <string.h>
+#include <dnnl.h>
+
+#include "base/error.h"
+#include "experts/parallel.h"
+
+/* Rows by which the packed layout is chosen: oneDNN 2.6.3 picks it by n and k alone. */
+enum { PACK_ROWS = 32 };
+
+struct key {
+    enum product_kind kind;
+    bool accumulate;
+    bool has_bias;
+    int threads;
+    size_t m, n, k;
+};
+
+struct entry {
+    struct key key;
+    dnnl_primitive_t primitive; /* NULL: a free place */
+    dnnl_memory_desc_t a, b, bias, c;
+    unsigned users;
+    uint64_t used_at;
+};
+
+static struct {
+    pthread_mutex_t lock; /* guards all below */
+    struct entry entries[PRODUCT_CACHE_MAX];
+    uint64_t clock;
+} cache = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* Made once, never freed: oneDNN's engine and stream of a CPU hold nothing but themselves, and its
+ * streams may be used from several threads at once. */
+static struct {
+    pthread_once_t once;
+    dnnl_engine_t engine;
+    dnnl_stream_t stream;
+    bool works;
+} library = {.once = PTHREAD_ONCE_INIT};
+
+static void open_library(void)
+{
+    dnnl_cpu_isa_t isa = dnnl_get_effective_cpu_isa();
+    bool has_bf16 = (isa & dnnl_cpu_isa_avx512_core_bf16) == dnnl_cpu_isa_avx512_core_bf16;
+
+    library.works = has_bf16 && dnnl_engine_create(&library.engine, dnnl_cpu, 0) == dnnl_success &&
+                    dnnl_stream_create(&library.stream, library.engine,
+                                       dnnl_stream_default_flags) == dnnl_success;
+}
+
+bool product_available(void)
+{
+    pthread_once(&library.once, open_library);
+    return library.works;
+}
+
+static skep_status failed(dnnl_status_t rc, const struct key *key, struct skep_error *err)
+{
+    return error_set(err, rc == dnnl_out_of_memory ? SKEP_RESOURCE_EXHAUSTED : SKEP_INTERNAL,
+                     "bfloat16 product of [%zu, %zu] and [%zu, %zu]: oneDNN status %d", key->m,
+                     key->k, key->k, key->n, (int)rc);
+}
+
+/* --- making primitives --------------------------------------------------------------------- */
+
+static dnnl_status_t describe_matrix(dnnl_memory_desc_t *out, size_t rows, size_t cols,
+                                     dnnl_data_type_t type, dnnl_format_tag_t tag)
+{
+    const dnnl_dims_t dims = {(dnnl_dim_t)rows, (dnnl_dim_t)cols};
+
+    return dnnl_memory_desc_init_by_tag(out, 2, dims, type, tag);
+}
+
+/* The layout of a packed b. False if oneDNN likes the plain one best, or has none at all. */
+static bool describe_packed(size_t n, size_t k, dnnl_memory_desc_t *out)
+{
+    dnnl_memory_desc_t a;
+    dnnl_memory_desc_t b;
+    dnnl_memory_desc_t c;
+    dnnl_matmul_desc_t desc;
+    dnnl_primitive_desc_t pd;
+
+    if (describe_matrix(&a, PACK_ROWS, k, dnnl_bf16, dnnl_ab) != dnnl_success ||
+        describe_matrix(&b, k, n, dnnl_bf16, dnnl_format_tag_any) != dnnl_success ||
+        describe_matrix(&c, PACK_ROWS, n, dnnl_f32, dnnl_ab) != dnnl_success ||
+        dnnl_matmul_desc_init(&desc, &a, &b, NULL, &c) != dnnl_success ||
+        dnnl_primitive_desc_create(&pd, &desc, NULL, library.engine, NULL) != dnnl_success)
+        return false;
+    *out = *dnnl_primitive_desc_query_md(pd, dnnl_query_weights_md, 0);
+    dnnl_primitive_desc_destroy(pd);
+    return out->format_desc.blocking.inner_nblks > 0;
+}
+
+static dnnl_status_t describe_operands(struct entry *e)
+{
+    const struct key *k = &e->key;
+    dnnl_status_t rc =
+        describe_matrix(&e->a, k->m, k->k, dnnl_bf16, k->kind == PRODUCT_TN ? dnnl_ba : dnnl_ab);
+
+    if (rc == dnnl_success && k->kind == PRODUCT_PACKED)
+        rc = describe_packed(k->n, k->k, &e->b) ? dnnl_success : dnnl_unimplemented;
+    else if (rc == dnnl_success)
+        rc = describe_matrix(&e->b, k->k, k->n, dnnl_bf16,
+                             k->kind == PRODUCT_NT ? dnnl_ba : dnnl_ab);
+    if (rc == dnnl_success)
+        rc = describe_matrix(&e->bias, 1, k->n, dnnl_f32, dnnl_ab);
+    if (rc == dnnl_success)
+        rc = describe_matrix(&e->c, k->m, k->n, dnnl_f32, dnnl_ab);
+    return rc;
+}
+
+/* Attributes that make c += of c =. */
+static dnnl_status_t accumulating(dnnl_primitive_attr_t *out)
+{
+    dnnl_post_ops_t ops = NULL;
+    dnnl_status_t rc = dnnl_primitive_attr_create(out);
+
+    if (rc == dnnl_success)
+        rc = dnnl_post_ops_create(&ops);
+    if (rc == dnnl_success)
+        rc = dnnl_post_ops_append_sum(ops, 1.0f);
+    if (rc == dnnl_success)
+        rc = dnnl_primitive_attr_set_post_ops(*out, ops);
+    if (ops != NULL)
+        dnnl_post_ops_destroy(ops);
+    return rc;
+}
+
+static skep_status make_primitive(struct entry *e, struct skep_error *err)
+{
+    dnnl_primitive_attr_t attributes = NULL;
+    dnnl_primitive_desc_t pd = NULL;
+    dnnl_matmul_desc_t desc;
+    dnnl_status_t rc = describe_operands(e);
+
+    if (rc == dnnl_success && e->key.accumulate)
+        rc = accumulating(&attributes);
+    if (rc == dnnl_success)
+        rc = dnnl_matmul_desc_init(&desc, &e->a, &e->b, e->key.has_bias ? &e->bias : NULL, &e->c);
+    if (rc == dnnl_success)
+        rc = dnnl_primitive_desc_create(&pd, &desc, attributes, library.engine, NULL);
+    if (rc == dnnl_success)
+        rc = dnnl_primitive_create(&e->primitive, pd);
+    if (pd != NULL)
+        dnnl_primitive_desc_destroy(pd);
+    if (attributes != NULL)
+        dnnl_primitive_attr_destroy(attributes);
+    if (rc == dnnl_success)
+        return SKEP_OK;
+    e->primitive = NULL;
+    return failed(rc, &e->key, err);
+}
+
+/* --- keeping them -------------------------------------------------------------------------- */
+
+static bool same_key(const struct key *a, const struct key *b)
+{
+    return a->kind == b->kind && a->accumulate == b->accumulate && a->has_bias == b->has_bias &&
+           a->threads == b->threads && a->m == b->m && a->n == b->n && a->k == b->k;
+}
+
+/* The entry of a key, with a user more; NULL if there is none. The lock is held. */
+static struct entry *find_entry(const struct key *key)
+{
+    for (int i = 0; i < PRODUCT_CACHE_MAX; i++) {
+        struct entry *e = &cache.entries[i];
+        if (e->primitive == NULL || !same_key(&e->key, key))
+            continue;
+        e->users++;
+        e->used_at = ++cache.clock;
+        return e;
+    }
+    return NULL;
+}
+
+/* A free place, or the one whose use is longest ago; NULL if all are in use. The lock is held. */
+static struct entry *find_place(void)
+{
+    struct entry *oldest = NULL;
+
+    for (int i = 0; i < PRODUCT_CACHE_MAX; i++) {
+        struct entry *e = &cache.entries[i];
+        if (e->primitive == NULL)
+            return e;
+        if (e->users == 0 && (oldest == NULL || e->used_at < oldest->used_at))
+            oldest = e;
+    }
+    return oldest;
+}
+
+/* Puts a new primitive into the cache, with one user; what it replaces comes back in its place.
+ * The same entry if there is no room: the caller's own, to be destroyed after use. */
+static struct entry *keep_entry(struct entry *made)
+{
+    pthread_mutex_lock(&cache.lock);
+    struct entry *place = find_entry(&made->key); /* another thread may have been faster */
+    if (place == NULL && (place = find_place()) != NULL) {
+        struct entry old = *place;
+        *place = *made;
+        place->users = 1;
+        place->used_at = ++cache.clock;
+        *made = old;
+    }
+    pthread_mutex_unlock(&cache.lock);
+    return place != NULL ? place : made;
+}
+
+size_t product_cached(void)
+{
+    size_t count = 0;
+
+    pthread_mutex_lock(&cache.lock);
+    for (int i = 0; i < PRODUCT_CACHE_MAX; i++)
+        count += cache.entries[i].primitive != NULL;
+    pthread_mutex_unlock(&cache.lock);
+    return count;
+}
+
+/* --- running ------------------------------------------------------------------------------- */
+
+struct operand {
+    int argument;
+    const dnnl_memory_desc_t *desc;
+    const void *data;
+};
+
+/* oneDNN's memory objects take plain pointers; it only reads through those of inputs. */
+static void *unconst(const void *p)
+{
+    return (void *)(uintptr_t)p;
+}
+
+static dnnl_status_t execute(dnnl_primitive_t primitive, const struct operand *operands, int count)
+{
+    dnnl_exec_arg_t args[4];
+    dnnl_status_t rc = dnnl_success;
+    int made = 0;
+
+    for (; made < count && rc == dnnl_success; made++) {
+        args[made].arg = operands[made].argument;
+        args[made].memory = NULL;
+        rc = dnnl_memory_create(&args[made].memory, operands[made].desc, library.engine,
+                                unconst(operands[made].data));
+    }
+    if (rc == dnnl_success)
+        rc = dnnl_primitive_execute(primitive, library.stream, count, args);
+    for (int i = 0; i < made; i++)
+        if (args[i].memory != NULL)
+            dnnl_memory_destroy(args[i].memory);
+    return rc;
+}
+
+static skep_status run_entry(const struct entry *e, const struct product *p, const uint16_t *a,
+                             const void *b, float *c, struct skep_error *err)
+{
+    const struct operand operands[4] = {
+        {DNNL_ARG_SRC, &e->a, a},
+        {DNNL_ARG_WEIGHTS, &e->b, b},
+        {DNNL_ARG_DST, &e->c, c},
+        {DNNL_ARG_BIAS, &e->bias, p->bias},
+    };
+    dnnl_status_t rc = execute(e->primitive, operands, p->bias != NULL ? 4 : 3);
+
+    return rc == dnnl_success ? SKEP_OK : failed(rc, &e->key, err);
+}
+
+static skep_status run_cached(const struct product *p, int threads, const uint16_t *a,
+                              const void *b, float *c, struct skep_error *err)
+{
+    struct entry made = {
+        .key = {p->kind, p->accumulate, p->bias != NULL, threads, p->m, p->n, p->k},
+    };
+    skep_status rc = SKEP_OK;
+
+    pthread_mutex_lock(&cache.lock);
+    struct entry *e = find_entry(&made.key);
+    pthread_mutex_unlock(&cache.lock);
+    if (e == NULL) {
+        rc = make_primitive(&made, err);
+        if (rc != SKEP_OK)
+            return rc;
+        e = keep_entry(&made);
+    }
+    rc = run_entry(e, p, a, b, c, err);
+    if (e != &made) {
+        pthread_mutex_lock(&cache.lock);
+        e->users--;
+        pthread_mutex_unlock(&cache.lock);
+    }
+    if (made.primitive != NULL)
+        dnnl_primitive_destroy(made.primitive);
+    return rc;
+}
+
+skep_status product_run(const struct product *p, const uint16_t *a, const void *b, float *c,
+                        struct skep_error *err)
+{
+    /* A primitive divides its work by the number of threads at the time it is made. */
+    int restore = p->single ? parallel_single() : 0;
+    skep_status rc = run_cached(p, (int)parallel_parts(PARALLEL_MAX_PARTS, 1), a, b, c, err);
+
+    parallel_restore(restore);
+    return rc;
+}
+
+/* --- packing ------------------------------------------------------------------------------- */
+
+size_t product_packed_bytes(size_t n, size_t k)
+{
+    dnnl_memory_desc_t packed;
+
+    return product_available() && describe_packed(n, k, &packed)
+               ? dnnl_memory_desc_get_size(&packed)
+               : 0;
+}
+
+skep_status product_pack(const uint16_t *b, size_t n, size_t k, void *packed,
+                         struct skep_error *err)
+{
+    const struct key key = {.m = PACK_ROWS, .n = n, .k = k};
+    dnnl_memory_desc_t from;
+    dnnl_memory_desc_t to;
+    dnnl_primitive_desc_t pd = NULL;
+    dnnl_primitive_t reorder = NULL;
+
+    if (!describe_packed(n, k, &to))
+        return failed(dnnl_unimplemented, &key, err);
+    dnnl_status_t rc = describe_matrix(&from, k, n, dnnl_bf16, dnnl_ba);
+    if (rc == dnnl_success)
+        rc = dnnl_reorder_primitive_desc_create(&pd, &from, library.engine, &to, library.engine,
+                                                NULL);
+    if (rc == dnnl_success)
+        rc = dnnl_primitive_create(&reorder, pd);
+    if (rc == dnnl_success) {
+        const struct operand operands[2] = {{DNNL_ARG_FROM, &from, b}, {DNNL_ARG_TO, &to, packed}};
+        rc = execute(reorder, operands, 2);
+    }
+    if (reorder != NULL)
+        dnnl_primitive_destroy(reorder);
+    if (pd != NULL)
+        dnnl_primitive_desc_destroy(pd);
+    return rc == dnnl_success ? SKEP_OK : failed(rc, &key, err);
+}
