@@ -81,6 +81,15 @@ struct skep_node_options {
     uint64_t max_message_bytes;       /**< of one request or reply. Default 1 GiB. */
     uint32_t drain_timeout_ms;        /**< how long a stopping node finishes work. Default 3000. */
     uint32_t stats_report_interval_s; /**< log a line of statistics this often. Default 0: never. */
+
+    /** Experts are saved here and loaded from here at start; made if missing. One node at a time
+     * may use a folder. NULL (default): nothing is kept. */
+    const char *checkpoint_dir;
+    uint32_t checkpoint_period_ms; /**< between two savings of what has changed; 10 or more. Default
+                                        300000. */
+    unsigned keep_checkpoints;     /**< of each expert, 1 or more. Default 2. */
+    /** skep_node_load_experts() fails on what it would else leave out with a warning. */
+    bool strict_checkpoints;
 };
 
 SKEP_API void skep_node_options_init(struct skep_node_options *options);
@@ -120,6 +129,34 @@ SKEP_API SKEP_MUST_CHECK skep_status
 skep_node_add_pattern(struct skep_node *node, const char *pattern, size_t count,
                       const struct skep_expert_options *options, struct skep_error *err);
 
+/**
+ * Fills in settings for skep_node_load_expert(): "as it was saved". What is changed then wins over
+ * what was saved; only what concerns training and `precision` can be.
+ */
+SKEP_API void skep_expert_options_unset(struct skep_expert_options *options);
+
+/**
+ * Adds an expert that checkpoint_dir holds, of the class and size that its checkpoint says.
+ * @param training  from skep_expert_options_unset(), borrowed for the call; NULL: all as saved.
+ * @return SKEP_NOT_FOUND if it has no checkpoint; SKEP_FAILED_PRECONDITION if none of those it has
+ *         can be used (named in warnings), without a checkpoint_dir, if another process uses that,
+ *         or after start; SKEP_INVALID_ARGUMENT as skep_node_add_expert().
+ */
+SKEP_API SKEP_MUST_CHECK skep_status
+skep_node_load_expert(struct skep_node *node, const char *uid,
+                      const struct skep_expert_options *training, struct skep_error *err);
+
+/**
+ * Adds every expert that checkpoint_dir holds and that was not added before. Each other entry of
+ * the folder is named in a warning or, with strict_checkpoints, makes it fail.
+ * @param pattern  only UIDs of this pattern; NULL: all.
+ * @param count    how many were added; may be NULL.
+ * @return as skep_node_load_expert(); SKEP_INVALID_ARGUMENT for a bad pattern.
+ */
+SKEP_API SKEP_MUST_CHECK skep_status skep_node_load_experts(
+    struct skep_node *node, const char *pattern, const struct skep_expert_options *training,
+    size_t *count, struct skep_error *err);
+
 /** The seed of one expert among several made from one seed: the same for the same UID everywhere,
  * so that two nodes given one seed hold equal experts under equal UIDs. */
 SKEP_API uint64_t skep_expert_seed(uint64_t seed, const char *uid);
@@ -127,7 +164,8 @@ SKEP_API uint64_t skep_expert_seed(uint64_t seed, const char *uid);
 /**
  * Starts: joins the DHT, listens, serves; logs peer id, endpoint, DHT port, experts and the
  * `--initial-peers` option for the next node. When it returns SKEP_OK, calls are served.
- * @return SKEP_FAILED_PRECONDITION naming the port if one is in use, or if the node was started
+ * @return SKEP_FAILED_PRECONDITION naming the port if one is in use, if an expert has checkpoints
+ * of which none can be used, if another process uses checkpoint_dir, or if the node was started
  *         before; SKEP_PERMISSION_DENIED if a port may not be bound; SKEP_RESOURCE_EXHAUSTED if the
  *         experts at work would need more memory than there is, or too few UIDs of a pattern are
  *         free. Nothing is left running after a failure.
@@ -215,6 +253,9 @@ struct skep_node_stats {
     uint64_t dht_peers;
     uint64_t publish_rounds, publish_rounds_failed, records_published, records_failed;
     int64_t last_publish_unix_s; /**< 0: none yet */
+    uint64_t checkpoints_saved, checkpoints_failed;
+    int64_t last_checkpoint_unix_s; /**< 0: none yet */
+    uint64_t checkpoint_wait_us;    /**< longest that an optimizer step has waited for a copy */
 };
 
 /** Counters since start; all 0 before. */

@@ -122,6 +122,32 @@ static const struct option_spec specs[] = {
      .max = INT64_MAX,
      .help = "of the initial parameters: the same seed and UID give the same expert on every node; "
              "without it random"},
+    {.name = "checkpoint-dir",
+     .kind = OPTION_STRING,
+     .placeholder = "DIR",
+     .help = "keep the experts here: they are saved now and then and at the end, and loaded at "
+             "start"},
+    {.name = "checkpoint-period",
+     .kind = OPTION_FLOAT,
+     .number_min = 0.01,
+     .number_max = 1e6,
+     .unit = "s",
+     .default_text = "5m",
+     .help = "time between two savings of the experts that have changed"},
+    {.name = "keep-checkpoints",
+     .kind = OPTION_INT,
+     .min = 1,
+     .max = 1000000,
+     .default_text = "2",
+     .help = "how many of each expert; older ones are removed"},
+    {.name = "load-experts",
+     .kind = OPTION_FLAG,
+     .help = "host every expert of --checkpoint-dir, of the class and size it was saved with; with "
+             "--expert-pattern those of the pattern, with --expert-uids those alone"},
+    {.name = "strict-checkpoints",
+     .kind = OPTION_FLAG,
+     .help = "with --load-experts: refuse to start where it would leave something out with a "
+             "warning"},
     /* batches */
     {.name = "max-batch-size",
      .kind = OPTION_INT,
@@ -252,6 +278,10 @@ static void fill_node_options(const struct options *o, struct texts *texts,
     out->max_connections = (unsigned)options_int(o, "max-connections");
     out->max_message_bytes = (uint64_t)options_int(o, "max-message-bytes");
     out->drain_timeout_ms = (uint32_t)options_int(o, "drain-timeout");
+    out->checkpoint_dir = options_string(o, "checkpoint-dir");
+    out->checkpoint_period_ms = (uint32_t)(options_float(o, "checkpoint-period") * 1000.0);
+    out->keep_checkpoints = (unsigned)options_int(o, "keep-checkpoints");
+    out->strict_checkpoints = options_flag(o, "strict-checkpoints");
     if (!options_flag(o, "json")) /* else the reports are printed here */
         out->stats_report_interval_s = (uint32_t)options_int(o, "stats-report-interval");
 }
@@ -264,6 +294,56 @@ static skep_status choose_seed(const struct options *o, uint64_t *seed, struct s
     return error_set(err, SKEP_INTERNAL, "seed: the system gives no random numbers");
 }
 
+static void fill_expert_options(const struct options *o, struct skep_expert_options *out)
+{
+    skep_expert_options_init(out);
+    out->cls = options_string(o, "expert-cls");
+    out->hidden_dim = options_int(o, "hidden-dim");
+    out->optimizer = options_string(o, "optimizer");
+    out->learning_rate = options_float(o, "learning-rate");
+}
+
+/* What the command line says of training; for the rest a checkpoint decides. */
+static void fill_training(const struct options *o, struct skep_expert_options *out)
+{
+    skep_expert_options_unset(out);
+    if (options_given(o, "optimizer"))
+        out->optimizer = options_string(o, "optimizer");
+    if (options_given(o, "learning-rate"))
+        out->learning_rate = options_float(o, "learning-rate");
+}
+
+/* Those of the folder; how many are still wanted of the pattern is told. */
+static skep_status load_experts(const struct options *o, struct skep_node *node, int64_t *wanted,
+                                struct skep_error *err)
+{
+    struct skep_expert_options training;
+    const char *pattern = options_string(o, "expert-pattern");
+    size_t uid_count;
+    const char *const *uids = options_list(o, "expert-uids", &uid_count);
+    size_t loaded = 0;
+    skep_status rc = SKEP_OK;
+
+    fill_training(o, &training);
+    for (size_t i = 0; i < uid_count && rc == SKEP_OK; i++) {
+        rc = skep_node_load_expert(node, uids[i], &training, err);
+        if (rc == SKEP_NOT_FOUND) /* a new one, made below */
+            rc = SKEP_OK;
+    }
+    if (rc == SKEP_OK && (pattern != NULL || uid_count == 0))
+        rc = skep_node_load_experts(node, pattern, &training, &loaded, err);
+    *wanted = options_int(o, "num-experts") - (int64_t)loaded;
+    return rc;
+}
+
+static bool is_added(const struct skep_node *node, const char *uid)
+{
+    for (size_t i = 0; i < skep_node_expert_count(node); i++)
+        if (strcmp(skep_node_expert_uid(node, i), uid) == 0)
+            return true;
+    return false;
+}
+
 static skep_status add_experts(const struct options *o, struct skep_node *node,
                                struct skep_error *err)
 {
@@ -271,21 +351,21 @@ static skep_status add_experts(const struct options *o, struct skep_node *node,
     const char *pattern = options_string(o, "expert-pattern");
     size_t count;
     const char *const *uids = options_list(o, "expert-uids", &count);
+    int64_t wanted = options_given(o, "num-experts") ? options_int(o, "num-experts") : 1;
     uint64_t seed;
     skep_status rc = choose_seed(o, &seed, err);
+    bool loads = options_flag(o, "load-experts");
 
-    skep_expert_options_init(&expert);
-    expert.cls = options_string(o, "expert-cls");
-    expert.hidden_dim = options_int(o, "hidden-dim");
-    expert.optimizer = options_string(o, "optimizer");
-    expert.learning_rate = options_float(o, "learning-rate");
+    fill_expert_options(o, &expert);
+    if (rc == SKEP_OK && loads)
+        rc = load_experts(o, node, &wanted, err);
     for (size_t i = 0; i < count && rc == SKEP_OK; i++) {
+        if (loads && is_added(node, uids[i]))
+            continue;
         expert.seed = skep_expert_seed(seed, uids[i]);
         rc = skep_node_add_expert(node, uids[i], &expert, err);
     }
-    if (rc == SKEP_OK && pattern != NULL) {
-        int64_t wanted = options_given(o, "num-experts") ? options_int(o, "num-experts") : 1;
-
+    if (rc == SKEP_OK && pattern != NULL && wanted > 0) {
         expert.seed = seed;
         rc = skep_node_add_pattern(node, pattern, (size_t)wanted, &expert, err);
     }
@@ -338,15 +418,17 @@ static void print_stats(struct skep_node *node, const char *event)
     struct skep_node_stats s;
 
     skep_node_stats(node, &s);
-    print_event(json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}",
-                          "event", event, "uptime_ms", (json_int_t)s.uptime_ms, "connections",
-                          (json_int_t)s.connections_open, "calls", (json_int_t)s.calls,
-                          "calls_refused", (json_int_t)s.calls_refused, "inline_batches",
-                          (json_int_t)s.inline_batches, "stalls", (json_int_t)s.stalls, "bytes_in",
-                          (json_int_t)s.bytes_in, "bytes_out", (json_int_t)s.bytes_out, "dht_peers",
-                          (json_int_t)s.dht_peers, "publish_rounds", (json_int_t)s.publish_rounds,
-                          "publish_rounds_failed", (json_int_t)s.publish_rounds_failed, "forward",
-                          json_pool(&s.forward), "backward", json_pool(&s.backward)));
+    print_event(json_pack(
+        "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}",
+        "event", event, "uptime_ms", (json_int_t)s.uptime_ms, "connections",
+        (json_int_t)s.connections_open, "calls", (json_int_t)s.calls, "calls_refused",
+        (json_int_t)s.calls_refused, "inline_batches", (json_int_t)s.inline_batches, "stalls",
+        (json_int_t)s.stalls, "bytes_in", (json_int_t)s.bytes_in, "bytes_out",
+        (json_int_t)s.bytes_out, "dht_peers", (json_int_t)s.dht_peers, "publish_rounds",
+        (json_int_t)s.publish_rounds, "publish_rounds_failed", (json_int_t)s.publish_rounds_failed,
+        "checkpoints_saved", (json_int_t)s.checkpoints_saved, "checkpoints_failed",
+        (json_int_t)s.checkpoints_failed, "checkpoint_wait_us", (json_int_t)s.checkpoint_wait_us,
+        "forward", json_pool(&s.forward), "backward", json_pool(&s.backward)));
 }
 
 /* Waits for the end, reporting on the way. */
@@ -399,6 +481,10 @@ int cmd_node(int argc, char **argv)
         return code;
     if (options_given(&o, "num-experts") && options_string(&o, "expert-pattern") == NULL) {
         code = cli_usage_error(table.command, "--num-experts: goes with --expert-pattern");
+        goto out;
+    }
+    if (options_flag(&o, "load-experts") && options_string(&o, "checkpoint-dir") == NULL) {
+        code = cli_usage_error(table.command, "--load-experts: goes with --checkpoint-dir");
         goto out;
     }
     fill_node_options(&o, &texts, &node_options);

@@ -93,14 +93,16 @@ static bool parse_int(const struct option_spec *spec, const char *text, int64_t 
 
 static bool parse_float(const struct option_spec *spec, const char *text, double *out)
 {
+    /* strtod would skip spaces and take hexadecimal, "inf" and "nan". */
+    size_t digits = strspn(text, "0123456789+-.eE");
     char *end;
 
-    /* strtod would skip spaces and take hexadecimal, "inf" and "nan". */
-    if (text[strspn(text, "0123456789+-.eE")] != '\0')
-        return false;
     *out = strtod(text, &end);
-    return end != text && *end == '\0' && isfinite(*out) && *out >= spec->number_min &&
-           *out <= spec->number_max;
+    int64_t factor = suffix_factor(spec, end);
+    if (end == text || (size_t)(end - text) != digits || factor == 0)
+        return false;
+    *out *= (double)factor;
+    return isfinite(*out) && *out >= spec->number_min && *out <= spec->number_max;
 }
 
 static bool parse_flag(const char *text, bool *out)

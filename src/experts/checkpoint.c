@@ -293,7 +293,7 @@ static skep_status check_class(const struct checkpoint *c, const struct expert *
                                struct skep_error *err)
 {
     const struct skep_expert_options *saved = &c->header.options;
-    const struct skep_expert_options *own = expert_options(expert);
+    const struct skep_expert_options *own = expert_settings(expert);
     char quoted[TEXT_QUOTE_BYTES];
 
     if (strcmp(saved->cls, own->cls) == 0 && saved->hidden_dim == own->hidden_dim)
@@ -335,7 +335,7 @@ skep_status checkpoint_apply(const struct checkpoint *c, const char *name, struc
     if (counters.steps > 0 && !continues) {
         log_warn("%s: was trained with optimizer %s, the expert has %s: its state starts anew",
                  name, c->header.has_training ? c->header.options.optimizer : "(unknown)",
-                 expert_options(expert)->optimizer);
+                 expert_settings(expert)->optimizer);
         counters.steps = 0;
     }
     set_array(c, expert, 0);

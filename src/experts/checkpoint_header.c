@@ -44,6 +44,7 @@ static const struct field fields[] = {
     OPTION(max_sequence, FIELD_INT, OPTIONAL),
     OPTION(float_mask, FIELD_FLAG, OPTIONAL),
     OPTION(evaluation, FIELD_FLAG, OPTIONAL),
+    OPTION(precision, FIELD_TEXT, OPTIONAL),
     COUNTER(updates),
     COUNTER(skipped),
     COUNTER(steps),

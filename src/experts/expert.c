@@ -505,7 +505,7 @@ skep_status expert_set_parameter(struct expert *expert, const char *name, const 
 
 /* --- state --------------------------------------------------------------------------------- */
 
-const struct skep_expert_options *expert_options(const struct expert *expert)
+const struct skep_expert_options *expert_settings(const struct expert *expert)
 {
     return &expert->options;
 }

@@ -103,7 +103,7 @@ struct expert_counters {
 };
 
 /* The settings it was made with. Texts are views of the expert; the seed is kept as given. */
-const struct skep_expert_options *expert_options(const struct expert *expert);
+const struct skep_expert_options *expert_settings(const struct expert *expert);
 
 /*
  * The state is one array of all parameters, number 0, and those that the optimizer keeps of equal

@@ -154,6 +154,17 @@ static void collect_server(const struct server *server, struct skep_node_stats *
     out->bytes_out = c.bytes_out;
 }
 
+static void collect_checkpoints(struct checkpointer *checkpointer, struct skep_node_stats *out)
+{
+    struct checkpointer_stats c = {0};
+
+    checkpointer_stats(checkpointer, &c);
+    out->checkpoints_saved = c.saved;
+    out->checkpoints_failed = c.failed;
+    out->last_checkpoint_unix_s = c.last_unix_s;
+    out->checkpoint_wait_us = c.longest_wait_us;
+}
+
 void node_collect_parts(struct skep_node *node, struct skep_node_stats *out)
 {
     struct handler_stats h = {0};
@@ -162,6 +173,8 @@ void node_collect_parts(struct skep_node *node, struct skep_node_stats *out)
         collect_server(node->server, out);
     if (node->swarm != NULL)
         out->dht_peers = swarm_peer_count(node->swarm);
+    if (node->checkpointer != NULL)
+        collect_checkpoints(node->checkpointer, out);
     if (node->handler == NULL)
         return;
     handler_stats(node->handler, &h);

@@ -18,12 +18,17 @@
 
 struct hosted {
     char uid[UID_BYTES];
-    struct expert *expert; /* owned */
+    struct expert_settings settings;       /* from which it is made */
+    struct expert_description description; /* what it will be */
+    struct expert *expert;                 /* owned; NULL before hosted_make() */
     uint8_t schema_digest[16];
     struct task_pool *forward, *backward; /* the runtime's; NULL before hosted_open() */
     atomic_bool stalled;
     void (*changed)(void *arg); /* stalled or recovered; the watchdog's thread. May be NULL */
     void *changed_arg;
+    /* Of whoever loads and saves: what its newest checkpoint holds. */
+    bool is_saved;
+    uint64_t saved_updates;
     /* Of the DHT handler's thread: the rate since the last publication. */
     uint64_t last_examples, last_us;
     _Atomic double examples_per_s;
@@ -35,9 +40,11 @@ struct hosted_limits {
     size_t max_queued_tasks;
 };
 
-/* @param out  owned: hosted_free(). Errors as expert_new(), with the UID before the sentence. */
+/* Checks everything; the expert itself, and its memory, comes with hosted_make().
+ * @param out  owned: hosted_free(). Errors as expert_new(), with the UID before the sentence. */
 SKEP_MUST_CHECK skep_status hosted_new(const char *uid, const struct skep_expert_options *options,
                                        struct hosted **out, struct skep_error *err);
+SKEP_MUST_CHECK skep_status hosted_make(struct hosted *hosted, struct skep_error *err);
 void hosted_free(struct hosted *hosted); /* after the runtime is gone. NULL is allowed */
 /* Makes its pools. */
 SKEP_MUST_CHECK skep_status hosted_open(struct hosted *hosted, struct runtime *runtime,
@@ -46,8 +53,5 @@ SKEP_MUST_CHECK skep_status hosted_open(struct hosted *hosted, struct runtime *r
 bool hosted_load(struct hosted *hosted, struct record_load *out);
 void hosted_stats(struct hosted *hosted, struct skep_expert_stats *out);
 void pool_stats_add(struct skep_pool_stats *sum, const struct skep_pool_stats *more);
-
-/* Bytes of one row of all inputs and outputs; dimensions of any size count as 1. */
-uint64_t hosted_row_bytes(const struct hosted *hosted);
 
 #endif

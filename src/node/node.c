@@ -41,13 +41,6 @@ skep_status skep_node_new(const struct skep_node_options *options, struct skep_n
     return SKEP_OK;
 }
 
-static void free_wish(struct pattern_wish *wish)
-{
-    mem_free(wish->cls);
-    mem_free(wish->optimizer);
-    mem_free(wish);
-}
-
 void skep_node_free(struct skep_node *node)
 {
     if (node == NULL)
@@ -57,6 +50,8 @@ void skep_node_free(struct skep_node *node)
         log_error("node: an expert is still at work; what it uses is not freed");
         return;
     }
+    checkpointer_free(node->checkpointer);
+    checkpoint_dir_close(&node->checkpoints);
     runtime_free(node->runtime);
     once_free(node->once);
     for (size_t i = 0; i < node->expert_count; i++)
@@ -66,7 +61,7 @@ void skep_node_free(struct skep_node *node)
         struct pattern_wish *wish = node->wishes;
 
         node->wishes = wish->next;
-        free_wish(wish);
+        mem_free(wish);
     }
     settings_fini(&node->settings);
     sem_destroy(&node->stop_wanted);
@@ -77,7 +72,7 @@ void skep_node_free(struct skep_node *node)
     mem_free(node);
 }
 
-static skep_status check_new(struct skep_node *node, const char *what, struct skep_error *err)
+skep_status node_check_new(struct skep_node *node, const char *what, struct skep_error *err)
 {
     pthread_mutex_lock(&node->lock);
     bool is_new = node->state == NODE_NEW;
@@ -86,15 +81,17 @@ static skep_status check_new(struct skep_node *node, const char *what, struct sk
                   : error_set(err, SKEP_FAILED_PRECONDITION, "node: %s after it was started", what);
 }
 
-skep_status node_add_hosted(struct skep_node *node, const char *uid,
-                            const struct skep_expert_options *options, struct skep_error *err)
+skep_status node_keep_hosted(struct skep_node *node, struct hosted *hosted, struct skep_error *err)
 {
-    struct hosted *hosted;
-    skep_status rc;
-
     for (size_t i = 0; i < node->expert_count; i++)
-        if (strcmp(node->experts[i]->uid, uid) == 0)
-            return error_set(err, SKEP_INVALID_ARGUMENT, "expert %s: added twice", uid);
+        if (strcmp(node->experts[i]->uid, hosted->uid) == 0)
+            return error_set(err, SKEP_INVALID_ARGUMENT, "expert %s: added twice", hosted->uid);
+    if (node->settings.checkpoint_dir != NULL) {
+        skep_status rc = checkpoint_dir_check_uid(hosted->uid, err);
+
+        if (rc != SKEP_OK)
+            return rc;
+    }
     if (node->expert_count == node->expert_cap) {
         size_t cap = node->expert_cap == 0 ? 16 : node->expert_cap * 2;
         struct hosted **experts = mem_realloc(node->experts, cap * sizeof(*experts));
@@ -104,16 +101,27 @@ skep_status node_add_hosted(struct skep_node *node, const char *uid,
         node->experts = experts;
         node->expert_cap = cap;
     }
-    rc = hosted_new(uid, options, &hosted, err);
+    node->experts[node->expert_count++] = hosted;
+    return SKEP_OK;
+}
+
+skep_status node_add_hosted(struct skep_node *node, const char *uid,
+                            const struct skep_expert_options *options, struct skep_error *err)
+{
+    struct hosted *hosted;
+    skep_status rc = hosted_new(uid, options, &hosted, err);
+
     if (rc == SKEP_OK)
-        node->experts[node->expert_count++] = hosted;
+        rc = node_keep_hosted(node, hosted, err);
+    if (rc != SKEP_OK)
+        hosted_free(hosted);
     return rc;
 }
 
 skep_status skep_node_add_expert(struct skep_node *node, const char *uid,
                                  const struct skep_expert_options *options, struct skep_error *err)
 {
-    skep_status rc = check_new(node, "expert added", err);
+    skep_status rc = node_check_new(node, "expert added", err);
 
     return rc == SKEP_OK ? node_add_hosted(node, uid, options, err) : rc;
 }
@@ -123,7 +131,7 @@ skep_status skep_node_add_pattern(struct skep_node *node, const char *pattern, s
 {
     struct pattern_wish *wish = NULL;
     struct pattern_wish **last = &node->wishes;
-    skep_status rc = check_new(node, "pattern added", err);
+    skep_status rc = node_check_new(node, "pattern added", err);
 
     if (rc != SKEP_OK)
         return rc;
@@ -140,14 +148,12 @@ skep_status skep_node_add_pattern(struct skep_node *node, const char *pattern, s
         goto fail;
     }
     wish->count = count;
-    wish->options = *options;
-    wish->cls = options->cls != NULL ? mem_strdup(options->cls) : NULL;
-    wish->optimizer = options->optimizer != NULL ? mem_strdup(options->optimizer) : NULL;
-    wish->options.cls = wish->cls;
-    wish->options.optimizer = wish->optimizer;
-    if ((options->cls != NULL && wish->cls == NULL) ||
-        (options->optimizer != NULL && wish->optimizer == NULL)) {
-        rc = error_no_memory(err, pattern, 2 * SKEP_EXPERT_NAME_BYTES);
+    rc = expert_describe(options, &wish->description, err);
+    if (rc == SKEP_OK)
+        rc = expert_settings_init(&wish->settings, options, err);
+    if (rc != SKEP_OK) {
+        if (err != NULL)
+            error_prefix(err, "pattern %s", pattern);
         goto fail;
     }
     while (*last != NULL)
@@ -156,7 +162,7 @@ skep_status skep_node_add_pattern(struct skep_node *node, const char *pattern, s
     return SKEP_OK;
 
 fail:
-    free_wish(wish);
+    mem_free(wish);
     return rc;
 }
 

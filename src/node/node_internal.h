@@ -11,8 +11,10 @@
 #include "base/thread.h"
 #include "dht/handler.h"
 #include "dht/swarm.h"
+#include "experts/checkpoint_dir.h"
 #include "net/server.h"
 #include "node/announce.h"
+#include "node/checkpointer.h"
 #include "node/dial_back.h"
 #include "node/hosted.h"
 #include "node/once.h"
@@ -31,8 +33,8 @@ enum node_state {
 struct pattern_wish {
     struct uid_pattern pattern;
     size_t count;
-    struct skep_expert_options options; /* its texts are owned */
-    char *cls, *optimizer;
+    struct expert_settings settings;
+    struct expert_description description; /* of each */
     struct pattern_wish *next;
 };
 
@@ -42,8 +44,9 @@ struct skep_node {
     /* One thread at a time before start; nothing changes them after. */
     struct hosted **experts; /* owned; sorted by UID once started */
     size_t expert_count, expert_cap;
-    struct pattern_wish *wishes; /* owned, in the order of adding */
-    struct runtime *runtime;     /* these three live until skep_node_free() */
+    struct pattern_wish *wishes;       /* owned, in the order of adding */
+    struct checkpoint_dir checkpoints; /* open, and locked, from the first use of it to the stop */
+    struct runtime *runtime;           /* these three live until skep_node_free() */
     struct once *once;
     struct service service;
     struct dial_back *dial_back;
@@ -57,7 +60,8 @@ struct skep_node {
     uint16_t port, dht_port;
     uint64_t started_us;
 
-    pthread_mutex_t parts; /* guards the three pointers and `last`, and that they stay alive */
+    pthread_mutex_t parts; /* guards the four pointers and `last`, and that they stay alive */
+    struct checkpointer *checkpointer;
     struct swarm *swarm;
     struct server *server;
     struct handler *handler;
@@ -77,6 +81,16 @@ struct skep_node {
 skep_status node_bring_up(struct skep_node *node, struct skep_error *err);
 skep_status node_add_hosted(struct skep_node *node, const char *uid,
                             const struct skep_expert_options *options, struct skep_error *err);
+/* Takes an expert that was made, on success only. */
+skep_status node_keep_hosted(struct skep_node *node, struct hosted *hosted, struct skep_error *err);
+/* SKEP_FAILED_PRECONDITION, saying what came too late, once it was started. */
+skep_status node_check_new(struct skep_node *node, const char *what, struct skep_error *err);
+
+/* restore.c */
+skep_status node_open_checkpoints(struct skep_node *node, struct skep_error *err);
+/* Puts the newest checkpoints into the experts that have some. */
+skep_status node_restore_experts(struct skep_node *node, struct skep_error *err);
+
 /* Asks for our address again and tells the handler. Returns how many endpoints are known. */
 size_t node_announce(struct skep_node *node);
 

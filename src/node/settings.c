@@ -15,6 +15,7 @@ enum {
     HANDLERS_MAX = 64,
     CONNECTIONS_MAX = 1 << 20,
     MESSAGE_BYTES_MIN = 4096,
+    CHECKPOINT_PERIOD_MIN_MS = 10,
 };
 static const int64_t batch_size_max = INT32_MAX; /* oneDNN's dimensions are counted in int too */
 
@@ -32,6 +33,8 @@ void skep_node_options_init(struct skep_node_options *options)
         .max_connections = 4096,
         .max_message_bytes = (uint64_t)1 << 30,
         .drain_timeout_ms = 3000,
+        .checkpoint_period_ms = 300000,
+        .keep_checkpoints = 2,
     };
 }
 
@@ -55,6 +58,8 @@ static skep_status check_numbers(const struct skep_node_options *o, struct skep_
         {"min_batch_size", o->min_batch_size, 1, o->max_batch_size},
         {"max_queued_tasks", o->max_queued_tasks > INT32_MAX ? -1 : (int64_t)o->max_queued_tasks, 1,
          INT32_MAX},
+        {"checkpoint_period_ms", o->checkpoint_period_ms, CHECKPOINT_PERIOD_MIN_MS, UINT32_MAX},
+        {"keep_checkpoints", o->keep_checkpoints, 1, INT32_MAX},
         {"num_handlers", o->num_handlers, 0, HANDLERS_MAX},
         {"max_connections", o->max_connections, 1, CONNECTIONS_MAX},
         {"max_message_bytes",
@@ -138,6 +143,8 @@ static skep_status copy_texts(struct settings *s, const struct skep_node_options
         rc = copy_text(&s->peers_file, o->peers_file, err);
     if (rc == SKEP_OK)
         rc = copy_text(&s->identity_path, o->identity, err);
+    if (rc == SKEP_OK)
+        rc = copy_text(&s->checkpoint_dir, o->checkpoint_dir, err);
     if (rc != SKEP_OK || o->initial_peer_count == 0)
         return rc;
     s->initial_peers = mem_calloc(o->initial_peer_count, sizeof(char *));
@@ -221,5 +228,6 @@ void settings_fini(struct settings *s)
     mem_free(s->swarm);
     mem_free(s->peers_file);
     mem_free(s->identity_path);
-    s->swarm = s->peers_file = s->identity_path = NULL;
+    mem_free(s->checkpoint_dir);
+    s->swarm = s->peers_file = s->identity_path = s->checkpoint_dir = NULL;
 }

@@ -18,6 +18,7 @@ struct settings {
     struct endpoint announce;
     char *swarm;          /* owned */
     char *peers_file;     /* owned; NULL: none */
+    char *checkpoint_dir; /* owned; NULL: none */
     char *identity_path;  /* owned; NULL: none */
     char **initial_peers; /* owned, each */
     size_t initial_peer_count;

@@ -135,8 +135,11 @@ static skep_status open_experts(struct skep_node *node, struct skep_error *err)
         .max_queued_tasks = o->max_queued_tasks,
     };
     uint64_t available = memory_available();
-    skep_status rc =
-        memory_check(node->experts, node->expert_count, o->max_batch_size, available, err);
+    uint64_t copy = node->checkpoints.path != NULL
+                        ? checkpointer_room(node->experts, node->expert_count)
+                        : 0; /* kept free for saving */
+    skep_status rc = memory_check(node->experts, node->expert_count, o->max_batch_size,
+                                  available > copy ? available - copy : 0, err);
 
     if (rc == SKEP_OK)
         rc = runtime_new(&node->runtime, err);
@@ -337,6 +340,27 @@ size_t node_announce(struct skep_node *node)
     return count;
 }
 
+static skep_status open_checkpointer(struct skep_node *node, struct skep_error *err)
+{
+    struct checkpointer_config config = {
+        .dir = &node->checkpoints,
+        .experts = node->experts,
+        .expert_count = node->expert_count,
+        .period_ms = node->settings.options.checkpoint_period_ms,
+        .keep = node->settings.options.keep_checkpoints,
+    };
+    struct checkpointer *checkpointer = NULL;
+    skep_status rc;
+
+    if (node->checkpoints.path == NULL)
+        return SKEP_OK;
+    rc = checkpointer_new(&config, &checkpointer, err);
+    pthread_mutex_lock(&node->parts); /* I/O threads may ask for stats already */
+    node->checkpointer = checkpointer;
+    pthread_mutex_unlock(&node->parts);
+    return rc;
+}
+
 skep_status node_bring_up(struct skep_node *node, struct skep_error *err)
 {
     skep_status rc;
@@ -347,6 +371,8 @@ skep_status node_bring_up(struct skep_node *node, struct skep_error *err)
     if (rc == SKEP_OK)
         rc = add_wishes(node, err);
     if (rc == SKEP_OK)
+        rc = node_restore_experts(node, err);
+    if (rc == SKEP_OK)
         rc = open_experts(node, err);
     if (rc == SKEP_OK)
         rc = open_service(node, err);
@@ -355,5 +381,6 @@ skep_status node_bring_up(struct skep_node *node, struct skep_error *err)
     if (rc != SKEP_OK)
         return rc;
     set_facts(node);
-    return open_handler(node, err);
+    rc = open_handler(node, err);
+    return rc == SKEP_OK ? open_checkpointer(node, err) : rc;
 }

@@ -65,6 +65,22 @@ static void stop_serving(struct skep_node *node, struct server *server, uint64_t
         server_free(server);
 }
 
+/* The experts rest now: what they have learned since their last checkpoints is saved. */
+static void save_experts(struct skep_node *node)
+{
+    struct checkpointer *checkpointer = node->checkpointer; /* only this thread ends it */
+
+    checkpointer_stop(checkpointer);
+    if (checkpointer != NULL)
+        checkpointer_finish(checkpointer);
+    pthread_mutex_lock(&node->parts);
+    node_collect_parts(node, &node->last);
+    node->checkpointer = NULL;
+    pthread_mutex_unlock(&node->parts);
+    checkpointer_free(checkpointer);
+    checkpoint_dir_close(&node->checkpoints);
+}
+
 void node_shut_down(struct skep_node *node)
 {
     uint64_t deadline = clock_deadline_us(node->settings.options.drain_timeout_ms);
@@ -77,6 +93,7 @@ void node_shut_down(struct skep_node *node)
     }
     handler_free(take_handler(node), earlier(deadline, clock_deadline_us(WITHDRAW_MS)));
     stop_serving(node, server, deadline);
+    save_experts(node);
 
     pthread_mutex_lock(&node->parts);
     swarm = node->swarm;

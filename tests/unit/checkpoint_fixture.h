@@ -44,7 +44,7 @@ static inline float *copy_of(struct expert *e, struct expert_counters *counters)
 static inline skep_status save_expert(const char *path, struct expert *e, struct skep_error *err)
 {
     struct checkpoint_header header = {
-        .uid = "ffn.0.1", .options = *expert_options(e), .has_training = true};
+        .uid = "ffn.0.1", .options = *expert_settings(e), .has_training = true};
     float *copy = copy_of(e, &header.counters);
     skep_status rc = checkpoint_save(path, &header, e, copy, err);
 

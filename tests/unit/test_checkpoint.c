@@ -327,7 +327,7 @@ static void failed_allocations_are_reported(void **state)
     char path[512];
     struct expert *e = create_default(1);
     struct checkpoint_header header = {
-        .uid = "ffn.0.1", .options = *expert_options(e), .has_training = true};
+        .uid = "ffn.0.1", .options = *expert_settings(e), .has_training = true};
     float *copy = copy_of(e, &header.counters);
     bool done = false;
 

@@ -1,0 +1,46 @@
+/*
+ * Saves a node's experts now and then, beside their work: of one expert at a time it takes a copy
+ * (expert_snapshot()), then writes that. So it needs room for one copy of the largest expert's
+ * state, and an optimizer step waits for the rest of one memory copy at most.
+ *
+ * Threads: "skep-checkpoint" works; the functions are called by whoever starts and stops the node.
+ */
+#ifndef SKEP_NODE_CHECKPOINTER_H
+#define SKEP_NODE_CHECKPOINTER_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <skep/status.h>
+#include "experts/checkpoint_dir.h"
+#include "node/hosted.h"
+
+struct checkpointer;
+
+struct checkpointer_config {
+    const struct checkpoint_dir *dir; /* open for writing; borrowed until checkpointer_free() */
+    struct hosted *const *experts;    /* the same */
+    size_t expert_count;
+    uint32_t period_ms; /* between the beginnings of two rounds */
+    size_t keep;        /* checkpoints of one expert; at least 1 */
+};
+
+struct checkpointer_stats {
+    uint64_t saved, failed;   /* checkpoints */
+    int64_t last_unix_s;      /* when the newest was finished; 0: none yet */
+    uint64_t longest_wait_us; /* of an optimizer step for a copy */
+};
+
+/* Starts the thread. Its first round, of experts that have no checkpoint yet, begins at once. */
+SKEP_MUST_CHECK skep_status checkpointer_new(const struct checkpointer_config *config,
+                                             struct checkpointer **out, struct skep_error *err);
+/* Ends the thread; a file being written is finished first. NULL is allowed. */
+void checkpointer_stop(struct checkpointer *cp);
+/* Saves what has changed since it was saved, on the calling thread, after checkpointer_stop(). */
+void checkpointer_finish(struct checkpointer *cp);
+void checkpointer_stats(struct checkpointer *cp, struct checkpointer_stats *out);
+void checkpointer_free(struct checkpointer *cp); /* stops; NULL is allowed */
+
+/* The most bytes that a copy takes. */
+size_t checkpointer_room(struct hosted *const *experts, size_t count);
+
+#endif

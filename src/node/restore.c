@@ -1,0 +1,264 @@
+/* Experts out of the checkpoint folder: those that a node was told to host, and those it finds. */
+#include <math.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "experts/checkpoint_dir.h"
+#include "node/node_internal.h"
+
+skep_status node_open_checkpoints(struct skep_node *node, struct skep_error *err)
+{
+    if (node->settings.checkpoint_dir == NULL || node->checkpoints.path != NULL)
+        return SKEP_OK;
+    return checkpoint_dir_open(&node->checkpoints, node->settings.checkpoint_dir, true, err);
+}
+
+static void note_other_uid(const struct checkpoint *c, const char *path, const char *uid)
+{
+    char quoted[TEXT_QUOTE_BYTES];
+    const char *own = checkpoint_header(c)->uid;
+
+    if (strcmp(own, uid) != 0)
+        log_warn("%s: was saved as expert %s, is loaded as %s", path,
+                 text_quote(own, strlen(own), quoted), uid);
+}
+
+static void note_loaded(struct hosted *hosted, const struct checkpoint *c, const char *path)
+{
+    note_other_uid(c, path, hosted->uid);
+    hosted->is_saved = true;
+    hosted->saved_updates = expert_update_count(hosted->expert);
+    log_info("expert %s: loaded from %s", hosted->uid, path);
+}
+
+/* --- experts that are hosted anyway -------------------------------------------------------- */
+
+static skep_status use_for_hosted(void *arg, const struct checkpoint *c, const char *path,
+                                  struct skep_error *err)
+{
+    struct hosted *hosted = arg;
+    skep_status rc = checkpoint_apply(c, path, hosted->expert, err);
+
+    if (rc == SKEP_OK)
+        note_loaded(hosted, c, path);
+    return rc;
+}
+
+skep_status node_restore_experts(struct skep_node *node, struct skep_error *err)
+{
+    skep_status rc = node_open_checkpoints(node, err);
+
+    if (rc != SKEP_OK || node->checkpoints.path == NULL)
+        return rc;
+    for (size_t i = 0; i < node->expert_count && rc == SKEP_OK; i++) {
+        struct hosted *hosted = node->experts[i];
+
+        if (hosted->is_saved)
+            continue;
+        checkpoint_dir_clean(&node->checkpoints, hosted->uid);
+        rc = checkpoint_dir_load(&node->checkpoints, hosted->uid, use_for_hosted, hosted, err);
+        if (rc == SKEP_NOT_FOUND) /* a new one */
+            rc = SKEP_OK;
+        else if (rc != SKEP_OK)
+            error_prefix(err, "expert %s", hosted->uid);
+    }
+    return rc;
+}
+
+/* --- experts that are found ---------------------------------------------------------------- */
+
+void skep_expert_options_unset(struct skep_expert_options *options)
+{
+    skep_expert_options_init(options);
+    options->optimizer = NULL;
+    options->schedule = NULL;
+    options->precision = NULL;
+    options->learning_rate = options->beta1 = options->beta2 = options->eps = NAN;
+    options->weight_decay = options->momentum = options->clip_grad_norm = NAN;
+    options->warmup_steps = options->training_steps = UINT64_MAX;
+}
+
+static void take_number(double *saved, double wish)
+{
+    if (!isnan(wish))
+        *saved = wish;
+}
+
+/* What the caller has set wins over what was saved. */
+static void take_training(struct skep_expert_options *o, const struct skep_expert_options *wish)
+{
+    if (wish == NULL)
+        return;
+    if (wish->optimizer != NULL)
+        o->optimizer = wish->optimizer;
+    if (wish->schedule != NULL)
+        o->schedule = wish->schedule;
+    if (wish->precision != NULL)
+        o->precision = wish->precision;
+    take_number(&o->learning_rate, wish->learning_rate);
+    take_number(&o->beta1, wish->beta1);
+    take_number(&o->beta2, wish->beta2);
+    take_number(&o->eps, wish->eps);
+    take_number(&o->weight_decay, wish->weight_decay);
+    take_number(&o->momentum, wish->momentum);
+    take_number(&o->clip_grad_norm, wish->clip_grad_norm);
+    if (wish->warmup_steps != UINT64_MAX)
+        o->warmup_steps = wish->warmup_steps;
+    if (wish->training_steps != UINT64_MAX)
+        o->training_steps = wish->training_steps;
+}
+
+struct loading {
+    const char *uid;
+    const struct skep_expert_options *training; /* NULL: as saved */
+    struct hosted *hosted;                      /* the result */
+};
+
+static skep_status use_for_new(void *arg, const struct checkpoint *c, const char *path,
+                               struct skep_error *err)
+{
+    struct loading *loading = arg;
+    struct skep_expert_options options = checkpoint_header(c)->options;
+    struct hosted *hosted;
+    skep_status rc;
+
+    take_training(&options, loading->training);
+    rc = hosted_new(loading->uid, &options, &hosted, err);
+    if (rc != SKEP_OK)
+        return rc;
+    rc = checkpoint_apply(c, path, hosted->expert, err);
+    if (rc != SKEP_OK) {
+        hosted_free(hosted);
+        return rc;
+    }
+    note_loaded(hosted, c, path);
+    loading->hosted = hosted;
+    return SKEP_OK;
+}
+
+static skep_status load_one(struct skep_node *node, const char *uid,
+                            const struct skep_expert_options *training, struct skep_error *err)
+{
+    struct loading loading = {.uid = uid, .training = training};
+    skep_status rc;
+
+    checkpoint_dir_clean(&node->checkpoints, uid);
+    rc = checkpoint_dir_load(&node->checkpoints, uid, use_for_new, &loading, err);
+    if (rc != SKEP_OK)
+        return rc;
+    rc = node_keep_hosted(node, loading.hosted, err);
+    if (rc != SKEP_OK)
+        hosted_free(loading.hosted);
+    return rc;
+}
+
+static skep_status open_for_loading(struct skep_node *node, struct skep_error *err)
+{
+    skep_status rc = node_check_new(node, "expert loaded", err);
+
+    if (rc == SKEP_OK && node->settings.checkpoint_dir == NULL)
+        rc = error_set(err, SKEP_FAILED_PRECONDITION,
+                       "node: experts to load, but no checkpoint_dir to load them from");
+    return rc == SKEP_OK ? node_open_checkpoints(node, err) : rc;
+}
+
+skep_status skep_node_load_expert(struct skep_node *node, const char *uid,
+                                  const struct skep_expert_options *training,
+                                  struct skep_error *err)
+{
+    struct uid parsed;
+    skep_status rc = open_for_loading(node, err);
+
+    if (rc == SKEP_OK)
+        rc = uid_parse(&parsed, uid, err);
+    return rc == SKEP_OK ? load_one(node, uid, training, err) : rc;
+}
+
+static bool is_in_pattern(const struct uid_pattern *pattern, const struct uid *uid)
+{
+    if (uid->coord_count != pattern->dims || strlen(pattern->name) != uid->name_len ||
+        memcmp(pattern->name, uid->text, uid->name_len) != 0)
+        return false;
+    for (size_t i = 0; i < pattern->dims; i++)
+        if (uid->coords[i] < pattern->range[i].first || uid->coords[i] >= pattern->range[i].end)
+            return false;
+    return true;
+}
+
+/* Why an entry of the folder is no expert to load. */
+static skep_status check_entry(const struct skep_node *node, const char *name,
+                               const struct uid_pattern *pattern, struct skep_error *err)
+{
+    char quoted[TEXT_QUOTE_BYTES];
+    struct uid uid;
+
+    if (!uid_is_valid(name, strlen(name)) || uid_parse(&uid, name, err) != SKEP_OK)
+        return error_set(err, SKEP_INVALID_ARGUMENT, "%s: holds %s, which is no expert UID",
+                         node->checkpoints.path, text_quote(name, strlen(name), quoted));
+    if (pattern != NULL && !is_in_pattern(pattern, &uid))
+        return error_set(err, SKEP_INVALID_ARGUMENT, "%s: expert %s is not of the pattern",
+                         node->checkpoints.path, name);
+    return checkpoint_dir_check_entry(&node->checkpoints, name, err);
+}
+
+static bool is_hosted(const struct skep_node *node, const char *uid)
+{
+    for (size_t i = 0; i < node->expert_count; i++)
+        if (strcmp(node->experts[i]->uid, uid) == 0)
+            return true;
+    return false;
+}
+
+/* Loads one entry of the folder, or says why not. */
+static skep_status load_entry(struct skep_node *node, const char *name,
+                              const struct uid_pattern *pattern,
+                              const struct skep_expert_options *training, size_t *loaded,
+                              struct skep_error *err)
+{
+    bool strict = node->settings.options.strict_checkpoints;
+    skep_status rc = check_entry(node, name, pattern, err);
+
+    if (rc == SKEP_OK && is_hosted(node, name))
+        return SKEP_OK;
+    if (rc == SKEP_OK) {
+        rc = load_one(node, name, training, err);
+        if (rc == SKEP_OK)
+            ++*loaded;
+        else if (rc == SKEP_RESOURCE_EXHAUSTED)
+            return rc;
+        else if (rc == SKEP_NOT_FOUND)
+            strict = false; /* its first save was cut short: nothing is lost */
+    }
+    if (rc == SKEP_OK || strict)
+        return rc;
+    log_warn("%s; not loaded", err->message);
+    return SKEP_OK;
+}
+
+skep_status skep_node_load_experts(struct skep_node *node, const char *pattern,
+                                   const struct skep_expert_options *training, size_t *count,
+                                   struct skep_error *err)
+{
+    struct skep_error own; /* warnings need it */
+    struct skep_error *why = err != NULL ? err : &own;
+    struct uid_pattern parsed;
+    char **names = NULL;
+    size_t name_count = 0;
+    size_t loaded = 0;
+    skep_status rc = open_for_loading(node, why);
+
+    if (rc == SKEP_OK && pattern != NULL)
+        rc = uid_pattern_parse(&parsed, pattern, why);
+    if (rc == SKEP_OK)
+        rc = checkpoint_dir_list(&node->checkpoints, &names, &name_count, why);
+    for (size_t i = 0; i < name_count && rc == SKEP_OK; i++)
+        rc = load_entry(node, names[i], pattern != NULL ? &parsed : NULL, training, &loaded, why);
+    checkpoint_dir_free_names(names, name_count);
+    if (rc == SKEP_OK && loaded == 0)
+        log_warn("%s: no expert to load", node->checkpoints.path);
+    if (count != NULL)
+        *count = rc == SKEP_OK ? loaded : 0;
+    return rc;
+}
