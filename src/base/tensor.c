@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/block_cache.h"
 #include "base/error.h"
 
 enum { TENSOR_ALIGNMENT = 64 }; /* a cache line and the widest vector */
@@ -16,7 +17,8 @@ enum { TENSOR_ALIGNMENT = 64 }; /* a cache line and the widest vector */
 /* The memory under one or more tensors. */
 struct storage {
     atomic_size_t refs;
-    void *data; /* owned */
+    void *data; /* owned: block_free() */
+    size_t capacity;
 };
 
 struct owned_tensor {
@@ -102,7 +104,7 @@ static void storage_unref(struct storage *storage)
     /* Release what this thread wrote; acquire what the others wrote before the memory goes. */
     if (storage != NULL &&
         atomic_fetch_sub_explicit(&storage->refs, 1, memory_order_acq_rel) == 1) {
-        mem_free(storage->data);
+        block_free(storage->data, storage->capacity);
         mem_free(storage);
     }
 }
@@ -156,7 +158,7 @@ skep_status skep_tensor_new(DLDataType dtype, int ndim, const int64_t *shape, DL
     if (storage == NULL)
         goto no_memory;
     atomic_init(&storage->refs, 1);
-    storage->data = mem_aligned(TENSOR_ALIGNMENT, bytes);
+    storage->data = block_alloc(TENSOR_ALIGNMENT, bytes, &storage->capacity);
     if (storage->data == NULL)
         goto no_memory;
     own = wrap(storage, storage->data, dtype, ndim, shape);
