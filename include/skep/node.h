@@ -74,13 +74,16 @@ struct skep_node_options {
     uint64_t max_queued_bytes; /**< of all tasks waiting. 0 (default): a quarter of the memory. */
     uint32_t stall_timeout_ms; /**< an expert that works longer on one batch is taken off the
                                     swarm. 0: never. Default 60000. */
-    bool detect_anomalies; /**< refuse NaN and infinity in requests and results. Default false. */
+    bool detect_anomalies;     /**< refuse NaN and infinity in requests and results. Default false:
+                                    requests that hold them are counted only. */
 
     unsigned num_handlers;            /**< I/O threads; 0 (default): by the number of cores. */
     unsigned max_connections;         /**< Default 4096. */
     uint64_t max_message_bytes;       /**< of one request or reply. Default 1 GiB. */
     uint32_t drain_timeout_ms;        /**< how long a stopping node finishes work. Default 3000. */
     uint32_t stats_report_interval_s; /**< log a line of statistics this often. Default 0: never. */
+    uint64_t max_memory; /**< bytes that experts may need while they work, see skep_node_start(). 0
+                              (default): what the machine, or its control group, has. */
 
     /** Experts are saved here and loaded from here at start; made if missing. One node at a time
      * may use a folder. NULL (default): nothing is kept. */
@@ -106,11 +109,11 @@ SKEP_API SKEP_MUST_CHECK skep_status skep_node_new(const struct skep_node_option
                                                    struct skep_node **out, struct skep_error *err);
 
 /**
- * Adds an expert, to be served from start on.
+ * Adds an expert, to be made by skep_node_start() and served from then on.
  * @param uid      `name.i.j...`; copied.
  * @param options  borrowed for the call. `seed` is used as it is.
  * @return SKEP_INVALID_ARGUMENT for a bad UID (quoted), one that was added already, or bad options;
- *         SKEP_RESOURCE_EXHAUSTED if memory is short; SKEP_FAILED_PRECONDITION after start.
+ *         SKEP_RESOURCE_EXHAUSTED if it could never fit; SKEP_FAILED_PRECONDITION after start.
  */
 SKEP_API SKEP_MUST_CHECK skep_status skep_node_add_expert(struct skep_node *node, const char *uid,
                                                           const struct skep_expert_options *options,
@@ -123,7 +126,7 @@ SKEP_API SKEP_MUST_CHECK skep_status skep_node_add_expert(struct skep_node *node
  * chooses without asking, with a warning.
  * @param options  copied. Expert `uid` gets the seed skep_expert_seed(options->seed, uid).
  * @return SKEP_INVALID_ARGUMENT for a bad pattern (quoted, the wrong part named), a count of 0 or
- *         more than the pattern holds.
+ *         more than the pattern holds, or bad options.
  */
 SKEP_API SKEP_MUST_CHECK skep_status
 skep_node_add_pattern(struct skep_node *node, const char *pattern, size_t count,
@@ -167,7 +170,8 @@ SKEP_API uint64_t skep_expert_seed(uint64_t seed, const char *uid);
  * @return SKEP_FAILED_PRECONDITION naming the port if one is in use, if an expert has checkpoints
  * of which none can be used, if another process uses checkpoint_dir, or if the node was started
  *         before; SKEP_PERMISSION_DENIED if a port may not be bound; SKEP_RESOURCE_EXHAUSTED if the
- *         experts at work would need more memory than there is, or too few UIDs of a pattern are
+ *         experts at work would need more memory than max_memory (told before any of it is
+ *         taken, with the sum), or too few UIDs of a pattern are
  *         free. Nothing is left running after a failure.
  */
 SKEP_API SKEP_MUST_CHECK skep_status skep_node_start(struct skep_node *node,
@@ -233,8 +237,10 @@ struct skep_pool_stats {
 struct skep_expert_stats {
     char uid[256];
     char cls[SKEP_EXPERT_NAME_BYTES];
+    char precision[SKEP_EXPERT_NAME_BYTES];
     uint64_t parameters;
-    uint64_t updates; /**< optimizer steps */
+    uint64_t updates;       /**< optimizer steps */
+    uint64_t skipped_steps; /**< steps not done, as gradients were not finite */
     struct skep_pool_stats forward, backward;
 };
 
@@ -244,6 +250,8 @@ struct skep_node_stats {
     struct skep_pool_stats forward, backward; /**< over all experts */
     uint64_t inline_batches; /**< of all batches: worked on by the thread that received them */
     uint64_t stalls;
+    uint64_t anomalies;     /**< requests that held NaN or infinity */
+    uint64_t skipped_steps; /**< over all experts */
     uint64_t connections_open, connections_accepted, connections_refused;
     uint64_t handshakes_failed, protocol_errors;
     uint64_t calls, calls_refused; /**< refused by this node before any work */

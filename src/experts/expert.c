@@ -28,9 +28,7 @@ enum {
 
 struct expert {
     const struct expert_class *cls;
-    struct skep_expert_options options; /* its texts are the class's name and the two below */
-    char optimizer_name[SKEP_EXPERT_NAME_BYTES];
-    char schedule_name[SKEP_EXPERT_NAME_BYTES];
+    struct expert_settings settings;
     struct expert_plan plan;
     float *values; /* owned: mem_free() */
     size_t total;  /* elements of values, gaps included */
@@ -188,50 +186,81 @@ static skep_status make_half(struct expert *e, struct skep_error *err)
     return half_init(&e->half, e->total, matrices, e->plan.parameter_count, err);
 }
 
-/* Names have been checked, so they are short. */
-static void keep_options(struct expert *e, const struct skep_expert_options *o)
+/* Copies a name, and lets the option point to the copy. */
+static skep_status keep_name(const char **option, const char *what,
+                             char out[static SKEP_EXPERT_NAME_BYTES], struct skep_error *err)
 {
-    e->options = *o;
-    snprintf(e->optimizer_name, sizeof(e->optimizer_name), "%s", o->optimizer);
-    snprintf(e->schedule_name, sizeof(e->schedule_name), "%s", o->schedule);
-    e->options.cls = e->cls->name;
-    e->options.optimizer = e->optimizer_name;
-    e->options.schedule = e->schedule_name;
-    e->options.precision = expert_precision_name(e);
+    const char *name = *option != NULL ? *option : "";
+
+    if (strlen(name) >= SKEP_EXPERT_NAME_BYTES)
+        return error_set(err, SKEP_INVALID_ARGUMENT, "%s: a name of %zu bytes, expected at most %d",
+                         what, strlen(name), SKEP_EXPERT_NAME_BYTES - 1);
+    memcpy(out, name, strlen(name) + 1);
+    *option = out;
+    return SKEP_OK;
 }
 
-skep_status expert_memory(const struct skep_expert_options *options, uint64_t *bytes,
-                          struct skep_error *err)
+skep_status expert_settings_init(struct expert_settings *out,
+                                 const struct skep_expert_options *options, struct skep_error *err)
+{
+    skep_status rc = read_options(options, &out->options, err);
+
+    if (rc == SKEP_OK)
+        rc = keep_name(&out->options.cls, "expert class", out->cls, err);
+    if (rc == SKEP_OK)
+        rc = keep_name(&out->options.optimizer, "optimizer", out->optimizer, err);
+    if (rc == SKEP_OK)
+        rc = keep_name(&out->options.schedule, "schedule", out->schedule, err);
+    if (rc == SKEP_OK)
+        rc = keep_name(&out->options.precision, "precision", out->precision, err);
+    return rc;
+}
+
+skep_status expert_describe(const struct skep_expert_options *options,
+                            struct expert_description *out, struct skep_error *err)
 {
     struct skep_expert_options o;
     skep_status rc = read_options(options, &o, err);
 
+    *out = (struct expert_description){0};
     if (rc != SKEP_OK)
         return rc;
     struct expert *e = mem_calloc(1, sizeof(*e));
     if (e == NULL)
         return error_no_memory(err, "expert", sizeof(*e));
-    rc = plan_expert(&o, e, bytes, err);
+    rc = plan_expert(&o, e, &out->bytes, err);
+    out->schema = e->plan.schema;
+    out->parameters = e->parameter_count;
+    out->gradient_bytes = (uint64_t)e->total * sizeof(float);
     mem_free(e);
+    return rc;
+}
+
+skep_status expert_memory(const struct skep_expert_options *options, uint64_t *bytes,
+                          struct skep_error *err)
+{
+    struct expert_description d;
+    skep_status rc = expert_describe(options, &d, err);
+
+    *bytes = d.bytes;
     return rc;
 }
 
 skep_status expert_new(const struct skep_expert_options *options, struct expert **out,
                        struct skep_error *err)
 {
-    struct skep_expert_options o;
-    struct expert *e = NULL;
+    struct expert *e = mem_calloc(1, sizeof(*e));
+    const struct skep_expert_options *o;
     uint64_t bytes;
-    skep_status rc = read_options(options, &o, err);
 
     *out = NULL;
-    if (rc != SKEP_OK)
-        return rc;
-    e = mem_calloc(1, sizeof(*e));
     if (e == NULL)
         return error_no_memory(err, "expert", sizeof(*e));
     snapshot_gate_init(&e->gate);
-    rc = plan_expert(&o, e, &bytes, err);
+    o = &e->settings.options;
+    skep_status rc = expert_settings_init(&e->settings, options, err);
+    if (rc == SKEP_OK)
+        rc = plan_expert(o, e, &bytes, err);
     if (rc == SKEP_OK)
         rc = check_fits(e, bytes, err);
     if (rc != SKEP_OK)
@@ -241,15 +270,14 @@ skep_status expert_new(const struct skep_expert_options *options, struct expert 
         rc = error_no_memory(err, "parameters", e->total * sizeof(float));
         goto out;
     }
-    rc = optimizer_init(&e->optimizer, &o, e->total, err);
+    rc = optimizer_init(&e->optimizer, o, e->total, err);
     if (rc != SKEP_OK)
         goto out;
     if (e->is_half)
         rc = make_half(e, err);
     if (rc != SKEP_OK)
         goto out;
-    keep_options(e, &o);
-    initialize(e, o.seed);
+    initialize(e, o->seed);
     *out = e;
     e = NULL;
 
@@ -507,7 +535,7 @@ skep_status expert_set_parameter(struct expert *expert, const char *name, const 
 
 const struct skep_expert_options *expert_settings(const struct expert *expert)
 {
-    return &expert->options;
+    return &expert->settings.options;
 }
 
 static float *state_array(struct expert *e, size_t array)

@@ -32,6 +32,29 @@ void expert_free(struct expert *expert); /* NULL is allowed */
 SKEP_MUST_CHECK skep_status expert_memory(const struct skep_expert_options *options,
                                           uint64_t *bytes, struct skep_error *err);
 
+/* What expert_new() would make of options. Errors as there, nothing is allocated. */
+struct expert_description {
+    struct skep_expert_schema schema;
+    uint64_t parameters;
+    uint64_t bytes;          /* as expert_memory() gives them */
+    uint64_t gradient_bytes; /* for the length of a backward pass */
+};
+SKEP_MUST_CHECK skep_status expert_describe(const struct skep_expert_options *options,
+                                            struct expert_description *out, struct skep_error *err);
+
+/* Options with texts of their own, which they point to: not to be copied as a whole. */
+struct expert_settings {
+    struct skep_expert_options options;
+    char cls[SKEP_EXPERT_NAME_BYTES];
+    char optimizer[SKEP_EXPERT_NAME_BYTES];
+    char schedule[SKEP_EXPERT_NAME_BYTES];
+    char precision[SKEP_EXPERT_NAME_BYTES];
+};
+/* @return SKEP_INVALID_ARGUMENT for a text that is too long for any name. */
+SKEP_MUST_CHECK skep_status expert_settings_init(struct expert_settings *out,
+                                                 const struct skep_expert_options *options,
+                                                 struct skep_error *err);
+
 const struct skep_expert_schema *expert_schema(const struct expert *expert);
 const char *expert_class_name(const struct expert *expert);
 /* What its matrix products are computed in: "float32" or "bfloat16". */

@@ -97,8 +97,9 @@ static void log_experts(const struct skep_node *node)
     char text[32];
 
     for (size_t i = 0; i < node->expert_count && i < EXPERTS_LOGGED; i++)
-        log_info("expert %s: %s, %s parameters", node->experts[i]->uid,
+        log_info("expert %s: %s in %s, %s parameters", node->experts[i]->uid,
                  expert_class_name(node->experts[i]->expert),
+                 expert_precision_name(node->experts[i]->expert),
                  with_commas(expert_parameter_count(node->experts[i]->expert), text, sizeof(text)));
     if (node->expert_count > EXPERTS_LOGGED)
         log_info("and %zu experts more", node->expert_count - EXPERTS_LOGGED);
@@ -209,12 +210,14 @@ void skep_node_stats(struct skep_node *node, struct skep_node_stats *out)
     out->inline_batches = runtime.inline_batches;
     out->stalls = runtime.stalls;
     out->calls_refused = atomic_load(&node->service.refused);
+    out->anomalies = atomic_load(&node->service.anomalies);
     out->repeats_answered = once.repeats;
     out->repeats_remembered = once.entries;
     for (size_t i = 0; i < node->expert_count; i++) {
         struct skep_expert_stats expert;
 
         hosted_stats(node->experts[i], &expert);
+        out->skipped_steps += expert.skipped_steps;
         pool_stats_add(&out->forward, &expert.forward);
         pool_stats_add(&out->backward, &expert.backward);
     }

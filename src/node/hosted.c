@@ -24,17 +24,30 @@ skep_status hosted_new(const char *uid, const struct skep_expert_options *option
     if (hosted == NULL)
         return error_no_memory(err, uid, sizeof(*hosted));
     memcpy(hosted->uid, parsed.text, sizeof(hosted->uid));
-    rc = expert_new(options, &hosted->expert, err);
+    rc = expert_describe(options, &hosted->description, err);
+    if (rc == SKEP_OK)
+        rc = expert_settings_init(&hosted->settings, options, err);
     if (rc != SKEP_OK) {
         if (err != NULL)
             error_prefix(err, "expert %s", uid);
         mem_free(hosted);
         return rc;
     }
-    schema_digest(expert_schema(hosted->expert), hosted->schema_digest);
+    schema_digest(&hosted->description.schema, hosted->schema_digest);
     hosted->last_us = clock_mono_us();
     *out = hosted;
     return SKEP_OK;
+}
+
+skep_status hosted_make(struct hosted *hosted, struct skep_error *err)
+{
+    skep_status rc = SKEP_OK;
+
+    if (hosted->expert == NULL)
+        rc = expert_new(&hosted->settings.options, &hosted->expert, err);
+    if (rc != SKEP_OK && err != NULL)
+        error_prefix(err, "expert %s", hosted->uid);
+    return rc;
 }
 
 void hosted_free(struct hosted *hosted)
@@ -198,9 +211,13 @@ void hosted_stats(struct hosted *hosted, struct skep_expert_stats *out)
 {
     memset(out, 0, sizeof(*out));
     snprintf(out->uid, sizeof(out->uid), "%s", hosted->uid);
-    snprintf(out->cls, sizeof(out->cls), "%s", expert_class_name(hosted->expert));
-    out->parameters = expert_parameter_count(hosted->expert);
-    out->updates = expert_update_count(hosted->expert);
+    snprintf(out->cls, sizeof(out->cls), "%s", hosted->settings.cls);
+    snprintf(out->precision, sizeof(out->precision), "%s", hosted->settings.precision);
+    out->parameters = hosted->description.parameters;
+    if (hosted->expert != NULL) {
+        out->updates = expert_update_count(hosted->expert);
+        out->skipped_steps = expert_skipped_count(hosted->expert);
+    }
     pool_stats(hosted->forward, &out->forward);
     pool_stats(hosted->backward, &out->backward);
 }
@@ -218,26 +235,4 @@ void pool_stats_add(struct skep_pool_stats *sum, const struct skep_pool_stats *m
     sum->wait_us += more->wait_us;
     sum->queued_tasks += more->queued_tasks;
     sum->stalled = sum->stalled || more->stalled;
-}
-
-static uint64_t spec_row_bytes(const struct skep_tensor_spec *spec)
-{
-    uint64_t bytes = dtype_bytes(spec->dtype);
-
-    for (int d = 1; d < spec->ndim; d++)
-        if (spec->shape[d] > 0)
-            bytes *= (uint64_t)spec->shape[d];
-    return bytes;
-}
-
-uint64_t hosted_row_bytes(const struct hosted *hosted)
-{
-    const struct skep_expert_schema *schema = expert_schema(hosted->expert);
-    uint64_t bytes = 0;
-
-    for (size_t i = 0; i < schema->input_count; i++)
-        bytes += spec_row_bytes(&schema->inputs[i]);
-    for (size_t i = 0; i < schema->output_count; i++)
-        bytes += spec_row_bytes(&schema->outputs[i]);
-    return bytes;
 }

@@ -6,10 +6,10 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/tensor.h"
 
 enum {
-    BYTES_PER_PARAMETER = 16, /* float32: weight, gradient, two moments */
-    ROW_COPIES = 12,          /* joined input, activations of four times the width and their
+    ROW_COPIES = 12, /* joined input, activations of four times the width and their
                                  gradients, outputs: what an ffn needs of a row */
 };
 
@@ -50,32 +50,65 @@ static uint64_t saturating_add(uint64_t a, uint64_t b)
     return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
 }
 
-uint64_t memory_peak(struct hosted *const *experts, size_t count, int64_t max_batch_size)
+static uint64_t row_bytes(const struct skep_tensor_spec *specs, size_t count)
 {
-    uint64_t parameters = 0;
-    uint64_t row = 0;
+    uint64_t sum = 0;
 
     for (size_t i = 0; i < count; i++) {
-        uint64_t bytes = hosted_row_bytes(experts[i]);
-
-        parameters = saturating_add(parameters, expert_parameter_count(experts[i]->expert));
-        row = bytes > row ? bytes : row;
+        uint64_t bytes = dtype_bytes(specs[i].dtype);
+        for (int d = 1; d < specs[i].ndim; d++)
+            if (specs[i].shape[d] > 0) /* a dimension of any size counts as 1 */
+                bytes = saturating_mul(bytes, (uint64_t)specs[i].shape[d]);
+        sum = saturating_add(sum, bytes);
     }
-    return saturating_add(
-        saturating_mul(parameters, BYTES_PER_PARAMETER),
-        saturating_mul(saturating_mul(row, ROW_COPIES), (uint64_t)max_batch_size));
+    return sum;
 }
 
-skep_status memory_check(struct hosted *const *experts, size_t count, int64_t max_batch_size,
-                         uint64_t available, struct skep_error *err)
+void memory_add(struct memory_sum *sum, const struct expert_description *d, uint64_t count)
 {
-    uint64_t peak = memory_peak(experts, count, max_batch_size);
+    uint64_t row = saturating_add(row_bytes(d->schema.inputs, d->schema.input_count),
+                                  row_bytes(d->schema.outputs, d->schema.output_count));
 
-    if (peak <= available)
+    sum->experts = saturating_add(sum->experts, count);
+    sum->fixed = saturating_add(sum->fixed, saturating_mul(d->bytes, count));
+    sum->gradients = d->gradient_bytes > sum->gradients ? d->gradient_bytes : sum->gradients;
+    sum->row = row > sum->row ? row : sum->row;
+    if (sum->has_copy && d->bytes > sum->copy)
+        sum->copy = d->bytes;
+}
+
+static uint64_t batch_bytes(const struct memory_sum *sum, int64_t max_batch_size)
+{
+    return saturating_mul(saturating_mul(sum->row, ROW_COPIES), (uint64_t)max_batch_size);
+}
+
+uint64_t memory_peak(const struct memory_sum *sum, int64_t max_batch_size)
+{
+    return saturating_add(saturating_add(sum->fixed, sum->gradients),
+                          saturating_add(sum->copy, batch_bytes(sum, max_batch_size)));
+}
+
+/* MiB, rounded up, so that a sum over a limit never looks equal to it. */
+static uint64_t mib(uint64_t bytes)
+{
+    return (bytes >> 20) + ((bytes & ((1u << 20) - 1)) != 0 ? 1 : 0);
+}
+
+skep_status memory_check(const struct memory_sum *sum, int64_t max_batch_size, uint64_t max_memory,
+                         struct skep_error *err)
+{
+    uint64_t peak = memory_peak(sum, max_batch_size);
+    uint64_t limit = max_memory > 0 ? max_memory : memory_available();
+
+    if (peak <= limit)
         return SKEP_OK;
-    return error_set(err, SKEP_RESOURCE_EXHAUSTED,
-                     "node: %zu experts with batches of up to %" PRId64 " rows may need %" PRIu64
-                     " MiB, there are %" PRIu64
-                     " MiB: fewer experts, a smaller hidden_dim or a smaller max_batch_size",
-                     count, max_batch_size, peak >> 20, available >> 20);
+    return error_set(
+        err, SKEP_RESOURCE_EXHAUSTED,
+        "node: %" PRIu64 " experts need %" PRIu64 " MiB of memory, expected at most "
+        "%" PRIu64 " (%s): parameters and optimizer state %" PRIu64 ", gradients %" PRIu64
+        ", a copy for saving %" PRIu64 ", a batch of %" PRId64 " rows %" PRIu64
+        "; fewer experts, a smaller hidden_dim or a smaller max_batch_size would fit",
+        sum->experts, mib(peak), limit >> 20, max_memory > 0 ? "max_memory" : "what there is",
+        mib(sum->fixed), mib(sum->gradients), mib(sum->copy), max_batch_size,
+        mib(batch_bytes(sum, max_batch_size)));
 }

@@ -3,23 +3,37 @@
 #ifndef SKEP_NODE_MEMORY_H
 #define SKEP_NODE_MEMORY_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <skep/status.h>
-#include "node/hosted.h"
+#include "experts/expert.h"
 
 /* Memory that this process may use: the machine's, or its control group's if that is less. */
 uint64_t memory_available(void);
 
-/*
- * The most the experts need at once: parameters, their gradients and two moments of the optimizer
- * each, and one batch of max_batch_size rows at work (one works at a time).
- */
-uint64_t memory_peak(struct hosted *const *experts, size_t count, int64_t max_batch_size);
+/* What experts need together. Zeroed memory is none. */
+struct memory_sum {
+    uint64_t experts;
+    uint64_t fixed;     /* bytes of parameters, optimizer state and copies of all */
+    uint64_t gradients; /* of the largest: one works at a time */
+    uint64_t copy;      /* of the state of the largest, for saving it; 0 without has_copy */
+    bool has_copy;
+    uint64_t row; /* of the inputs and outputs of the one whose rows are largest */
+};
 
-/* SKEP_RESOURCE_EXHAUSTED with both figures, and what to change, if it is more than `available`. */
-SKEP_MUST_CHECK skep_status memory_check(struct hosted *const *experts, size_t count,
-                                         int64_t max_batch_size, uint64_t available,
-                                         struct skep_error *err);
+/* Adds `count` equal experts; sums stop at UINT64_MAX. */
+void memory_add(struct memory_sum *sum, const struct expert_description *description,
+                uint64_t count);
+
+/* The most they need at once: also gradients, and one batch of max_batch_size rows at work. */
+uint64_t memory_peak(const struct memory_sum *sum, int64_t max_batch_size);
+
+/*
+ * @param max_memory  the limit that was set; 0: what there is, memory_available().
+ * @return SKEP_RESOURCE_EXHAUSTED with the sum, what it is made of, the limit, and what to change.
+ */
+SKEP_MUST_CHECK skep_status memory_check(const struct memory_sum *sum, int64_t max_batch_size,
+                                         uint64_t max_memory, struct skep_error *err);
 
 #endif

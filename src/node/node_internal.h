@@ -94,6 +94,10 @@ skep_status node_restore_experts(struct skep_node *node, struct skep_error *err)
 /* Asks for our address again and tells the handler. Returns how many endpoints are known. */
 size_t node_announce(struct skep_node *node);
 
+/* Whether what was added, and `more` (may be NULL), will fit; before any of it is made. */
+SKEP_MUST_CHECK skep_status node_check_memory(const struct skep_node *node,
+                                              const struct hosted *more, struct skep_error *err);
+
 /* stop.c */
 void node_shut_down(struct skep_node *node);
 

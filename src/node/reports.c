@@ -94,12 +94,13 @@ void report_info(struct service *service, struct server_call *call, const struct
     task_pool_stats(hosted->forward, &forward);
     task_pool_stats(hosted->backward, &backward);
     report_init(&r);
-    put_map(&r, NULL, 10);
+    put_map(&r, NULL, 11);
     put_str(&r, "uid", hosted->uid);
     put_str(&r, "class", expert_class_name(hosted->expert));
-    put_str(&r, "precision", "float32");
+    put_str(&r, "precision", expert_precision_name(hosted->expert));
     put_uint(&r, "parameters", expert_parameter_count(hosted->expert));
     put_uint(&r, "updates", expert_update_count(hosted->expert));
+    put_uint(&r, "skipped_steps", expert_skipped_count(hosted->expert));
     put_uint(&r, "max_batch_size", (uint64_t)service->max_batch_size);
     r.bad |= mp_pack_str(&r.pk, "schema_digest");
     r.bad |= mp_pack_bin(&r.pk, hosted->schema_digest, sizeof(hosted->schema_digest));
@@ -142,6 +143,8 @@ void report_stats(struct service *service, struct server_call *call)
         {"experts", s.experts},
         {"inline_batches", s.inline_batches},
         {"stalls", s.stalls},
+        {"anomalies", s.anomalies},
+        {"skipped_steps", s.skipped_steps},
         {"calls", s.calls},
         {"calls_refused", s.calls_refused},
         {"repeats_answered", s.repeats_answered},

@@ -157,7 +157,7 @@ static void reply(struct request *request, const struct skep_error *err, DLManag
     let_go(request);
 }
 
-/* With detect_anomalies: refuses what holds NaN or infinity. */
+/* The sentence about the first tensor that holds NaN or infinity. */
 static skep_status check_finite(const struct request *request, struct skep_error *err)
 {
     size_t inputs = expert_schema(request->hosted->expert)->input_count;
@@ -281,10 +281,13 @@ void request_complete(struct request *request)
         request->views[i] = &tensors[i]->dl_tensor;
     request->task.tensor_count = count;
     request->task.deadline_us = server_call_deadline_us(request->call);
-    if (request->service->detect_anomalies && check_finite(request, &err) != SKEP_OK) {
-        atomic_fetch_add_explicit(&request->service->refused, 1, memory_order_relaxed);
-        reply(request, &err, NULL, 0);
-        return;
+    if (check_finite(request, &err) != SKEP_OK) {
+        atomic_fetch_add_explicit(&request->service->anomalies, 1, memory_order_relaxed);
+        if (request->service->detect_anomalies) {
+            atomic_fetch_add_explicit(&request->service->refused, 1, memory_order_relaxed);
+            reply(request, &err, NULL, 0);
+            return;
+        }
     }
     start_work(request);
 }

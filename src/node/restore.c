@@ -111,6 +111,7 @@ static void take_training(struct skep_expert_options *o, const struct skep_exper
 }
 
 struct loading {
+    const struct skep_node *node;
     const char *uid;
     const struct skep_expert_options *training; /* NULL: as saved */
     struct hosted *hosted;                      /* the result */
@@ -128,7 +129,11 @@ static skep_status use_for_new(void *arg, const struct checkpoint *c, const char
     rc = hosted_new(loading->uid, &options, &hosted, err);
     if (rc != SKEP_OK)
         return rc;
-    rc = checkpoint_apply(c, path, hosted->expert, err);
+    rc = node_check_memory(loading->node, hosted, err);
+    if (rc == SKEP_OK)
+        rc = hosted_make(hosted, err);
+    if (rc == SKEP_OK)
+        rc = checkpoint_apply(c, path, hosted->expert, err);
     if (rc != SKEP_OK) {
         hosted_free(hosted);
         return rc;
@@ -141,7 +146,7 @@ static skep_status use_for_new(void *arg, const struct checkpoint *c, const char
 static skep_status load_one(struct skep_node *node, const char *uid,
                             const struct skep_expert_options *training, struct skep_error *err)
 {
-    struct loading loading = {.uid = uid, .training = training};
+    struct loading loading = {.node = node, .uid = uid, .training = training};
     skep_status rc;
 
     checkpoint_dir_clean(&node->checkpoints, uid);

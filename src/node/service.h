@@ -28,7 +28,8 @@ struct service {
     /* Fills in what the node knows; any thread. */
     void (*stats)(void *arg, struct skep_node_stats *out);
     void *stats_arg;
-    _Atomic uint64_t refused; /* answered before any work */
+    _Atomic uint64_t refused;   /* answered before any work */
+    _Atomic uint64_t anomalies; /* requests that held NaN or infinity, refused or not */
 };
 
 /* `arg` of these handlers is the service. */

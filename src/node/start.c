@@ -83,9 +83,9 @@ static skep_status add_wish(struct skep_node *node, const struct pattern_wish *w
         return error_no_memory(err, "pattern", wish->count);
     rc = pattern_choose(&wish->pattern, wish->count, find_taken, node, uids, err);
     for (size_t i = 0; i < wish->count && rc == SKEP_OK; i++) {
-        struct skep_expert_options options = wish->options;
+        struct skep_expert_options options = wish->settings.options;
 
-        options.seed = skep_expert_seed(wish->options.seed, uids[i]);
+        options.seed = skep_expert_seed(options.seed, uids[i]);
         rc = node_add_hosted(node, uids[i], &options, err);
     }
     mem_free(uids);
@@ -107,6 +107,23 @@ static skep_status add_wishes(struct skep_node *node, struct skep_error *err)
     return rc;
 }
 
+/* --- memory -------------------------------------------------------------------------------- */
+
+skep_status node_check_memory(const struct skep_node *node, const struct hosted *more,
+                              struct skep_error *err)
+{
+    const struct skep_node_options *o = &node->settings.options;
+    struct memory_sum sum = {.has_copy = node->settings.checkpoint_dir != NULL};
+
+    for (size_t i = 0; i < node->expert_count; i++)
+        memory_add(&sum, &node->experts[i]->description, 1);
+    for (const struct pattern_wish *w = node->wishes; w != NULL; w = w->next)
+        memory_add(&sum, &w->description, w->count);
+    if (more != NULL)
+        memory_add(&sum, &more->description, 1);
+    return memory_check(&sum, o->max_batch_size, o->max_memory, err);
+}
+
 /* --- experts and their runtime ------------------------------------------------------------- */
 
 static int by_uid(const void *a, const void *b)
@@ -124,6 +141,16 @@ static void on_expert_changed(void *arg)
     pthread_mutex_unlock(&node->parts);
 }
 
+/* One after the other: each is spread over all cores while its parameters are drawn. */
+static skep_status make_experts(struct skep_node *node, struct skep_error *err)
+{
+    skep_status rc = SKEP_OK;
+
+    for (size_t i = 0; i < node->expert_count && rc == SKEP_OK; i++)
+        rc = hosted_make(node->experts[i], err);
+    return rc;
+}
+
 static skep_status open_experts(struct skep_node *node, struct skep_error *err)
 {
     const struct skep_node_options *o = &node->settings.options;
@@ -134,15 +161,9 @@ static skep_status open_experts(struct skep_node *node, struct skep_error *err)
         .stall_timeout_us = (uint64_t)o->stall_timeout_ms * 1000,
         .max_queued_tasks = o->max_queued_tasks,
     };
-    uint64_t available = memory_available();
-    uint64_t copy = node->checkpoints.path != NULL
-                        ? checkpointer_room(node->experts, node->expert_count)
-                        : 0; /* kept free for saving */
-    skep_status rc = memory_check(node->experts, node->expert_count, o->max_batch_size,
-                                  available > copy ? available - copy : 0, err);
+    uint64_t available = o->max_memory > 0 ? o->max_memory : memory_available();
+    skep_status rc = runtime_new(&node->runtime, err);
 
-    if (rc == SKEP_OK)
-        rc = runtime_new(&node->runtime, err);
     if (rc != SKEP_OK)
         return rc;
     runtime_limit_queue(node->runtime,
@@ -367,9 +388,13 @@ skep_status node_bring_up(struct skep_node *node, struct skep_error *err)
 
     fd_raise_limit();
     node->started_us = clock_mono_us();
-    rc = join_swarm(node, err);
+    rc = node_check_memory(node, NULL, err);
+    if (rc == SKEP_OK)
+        rc = join_swarm(node, err);
     if (rc == SKEP_OK)
         rc = add_wishes(node, err);
+    if (rc == SKEP_OK)
+        rc = make_experts(node, err);
     if (rc == SKEP_OK)
         rc = node_restore_experts(node, err);
     if (rc == SKEP_OK)

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/tensor.h"
 #include "node/announce.h"
 #include "node/memory.h"
 #include "node/pattern.h"
@@ -161,24 +162,49 @@ static void whole_grid_can_be_chosen(void **state)
 static void experts_that_cannot_fit_are_refused_with_figures(void **state)
 {
     (void)state;
-    struct skep_expert_options options;
-    struct hosted *hosted;
+    struct expert_description nop = {.bytes = 64, .gradient_bytes = 64};
+    struct memory_sum sum = {0};
     struct skep_error err;
     uint64_t peak;
 
-    skep_expert_options_init(&options);
-    options.cls = "nop";
-    options.hidden_dim = 1024;
-    assert_int_equal(hosted_new("t.1", &options, &hosted, NULL), SKEP_OK);
-    assert_int_equal(hosted_row_bytes(hosted), 2 * 1024 * 4);
-    peak = memory_peak(&hosted, 1, 1000);
-    assert_true(peak >= 1000 * 2 * 1024 * 4);
-    assert_int_equal(memory_check(&hosted, 1, 1000, peak, &err), SKEP_OK);
-    assert_int_equal(memory_check(&hosted, 1, 1000, peak - 1, &err), SKEP_RESOURCE_EXHAUSTED);
+    nop.schema.input_count = nop.schema.output_count = 1;
+    nop.schema.inputs[0] = nop.schema.outputs[0] =
+        (struct skep_tensor_spec){.dtype = DTYPE_F32, .ndim = 2, .shape = {-1, 1024}};
+    memory_add(&sum, &nop, 16);
+    assert_int_equal(sum.experts, 16);
+    assert_int_equal(sum.row, 2 * 1024 * 4);
+    peak = memory_peak(&sum, 1000);
+    assert_true(peak >= 16 * 64 + 64 + 1000 * 2 * 1024 * 4);
+    assert_int_equal(memory_check(&sum, 1000, peak, &err), SKEP_OK);
+    assert_int_equal(memory_check(&sum, 1000, peak - 1, &err), SKEP_RESOURCE_EXHAUSTED);
+    assert_non_null(strstr(err.message, "16 experts"));
+    assert_non_null(strstr(err.message, "max_memory"));
     assert_non_null(strstr(err.message, "max_batch_size"));
-    assert_int_equal(memory_peak(&hosted, 1, INT64_MAX), UINT64_MAX);
+    assert_int_equal(memory_peak(&sum, INT64_MAX), UINT64_MAX);
     assert_true(memory_available() > 0);
-    hosted_free(hosted);
+}
+
+static void a_sum_beyond_all_numbers_is_refused(void **state)
+{
+    (void)state;
+    struct expert_description huge = {.bytes = UINT64_MAX / 2, .gradient_bytes = 4};
+    struct memory_sum sum = {0};
+
+    memory_add(&sum, &huge, 3);
+    assert_int_equal(sum.fixed, UINT64_MAX);
+    assert_int_equal(memory_check(&sum, 1, 0, NULL), SKEP_RESOURCE_EXHAUSTED);
+}
+
+static void a_copy_for_saving_is_counted_once(void **state)
+{
+    (void)state;
+    struct expert_description d = {.bytes = 1000, .gradient_bytes = 10};
+    struct memory_sum without = {0};
+    struct memory_sum with = {.has_copy = true};
+
+    memory_add(&without, &d, 7);
+    memory_add(&with, &d, 7);
+    assert_int_equal(memory_peak(&with, 1), memory_peak(&without, 1) + 1000);
 }
 
 /* --- options ------------------------------------------------------------------------------- */
@@ -283,6 +309,8 @@ int main(void)
         cmocka_unit_test(last_free_uids_are_found_without_repetition),
         cmocka_unit_test(whole_grid_can_be_chosen),
         cmocka_unit_test(experts_that_cannot_fit_are_refused_with_figures),
+        cmocka_unit_test(a_sum_beyond_all_numbers_is_refused),
+        cmocka_unit_test(a_copy_for_saving_is_counted_once),
         cmocka_unit_test(bad_options_are_named),
         cmocka_unit_test(identity_files_are_checked_and_locked),
         cmocka_unit_test(seeds_differ_by_uid_and_repeat),
