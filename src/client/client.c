@@ -29,16 +29,22 @@ void skep_client_options_init(struct skep_client_options *options)
     };
 }
 
-/* Loopback if all initial peers are: then the swarm is on this machine, and so are we. */
-static bool all_peers_are_loopback(const struct skep_client_options *options)
+/* Where no DHT socket was asked for: loopback if all initial peers are, for then the swarm is on
+ * this machine and so are we; the wildcard, which is both families, if they are of both. */
+static const char *default_dht_listen(const struct skep_client_options *options)
 {
+    bool v4 = false, v6 = false;
+
     for (size_t i = 0; i < options->initial_peer_count; i++) {
         struct endpoint peer;
         if (endpoint_parse(&peer, options->initial_peers[i], false, NULL) != SKEP_OK ||
             !endpoint_is_loopback(&peer))
-            return false;
+            return "0.0.0.0:*";
+        *(strchr(peer.host, ':') != NULL ? &v6 : &v4) = true;
     }
-    return options->initial_peer_count > 0;
+    if (v4 == v6)
+        return "0.0.0.0:*";
+    return v4 ? "127.0.0.1:*" : "[::1]:*";
 }
 
 static skep_status load_keys(struct skep_client *client, const struct skep_client_options *options,
@@ -71,7 +77,7 @@ static skep_status join(struct skep_client *client, const struct skep_client_opt
     };
 
     if (listen == NULL)
-        listen = all_peers_are_loopback(options) ? "127.0.0.1:*" : "0.0.0.0:*";
+        listen = default_dht_listen(options);
     skep_status rc = endpoint_parse(&config.dht_listen, listen, true, err);
     if (rc != SKEP_OK) {
         error_prefix(err, "dht_listen");
