@@ -191,7 +191,7 @@ class Swarm:
         return self.start(name, *command, *arguments, **more)
 
 
-def run(*arguments, code=0, seconds=60, environment=None, inside=()):
+def run(*arguments, code=0, seconds=30, environment=None, inside=()):
     """Runs `skep` to its end; its exit code must be `code`, or one of them. Returns (stdout,
     stderr), or with code=None (exit code, stdout, stderr)."""
     full = dict(os.environ, **(environment or {}))

@@ -1,0 +1,265 @@
+"""What the program says to options, names and files it cannot take, and with which exit code."""
+
+import os
+import pwd
+import socket
+import subprocess
+
+from swarm import SKEP, Swarm, has_ipv6, main, refused, run, timeout_option, write_npy
+
+NODE = ("node", "--listen", "127.0.0.1:*")
+
+
+def case_values_of_options():
+    """Each refusal names option, value and expectation."""
+    for option, value, expected in (
+            ("--hidden-dim", "0", "from 1 to 65536"), ("--hidden-dim", "65537", "from 1 to 65536"),
+            ("--hidden-dim", "12x", "whole number"), ("--hidden-dim", "1e3", "whole number"),
+            ("--update-period", "0", "from 1 to 1800"), ("--update-period", "1801", "1 to 1800"),
+            ("--update-period", "2h", "1 to 1800"), ("--max-batch-size", "-1", "from 1"),
+            ("--max-batch-size", "9223372036854775808", "whole number"),
+            ("--num-handlers", "65", "from 1 to 64"), ("--learning-rate", "-1", "number from 0"),
+            ("--learning-rate", "nan", "number from 0"), ("--max-message-bytes", "1K", "from 4096"),
+            ("--seed", "-1", "from 0")):
+        refused(2, ["skep node: %s: \"%s\"" % (option, value), expected], *NODE, option, value)
+    refused(2, ["--no-such-option: unknown option"], *NODE, "--no-such-option", "1")
+    refused(2, ["--expert-uid: unknown option, did you mean --expert-uids?"], *NODE,
+            "--expert-uid", "ffn.0")
+    refused(2, ["--listen"], "node", "--listen")
+    refused(2, ["extra"], *NODE, "extra")
+    refused(2, ["--num-experts", "--expert-pattern"], *NODE, "--num-experts", "3")
+    refused(2, ["no_such_class", "ffn"], *NODE, "--expert-uids", "a.0", "--expert-cls",
+            "no_such_class")
+    refused(2, ["no_such_optimizer", "adam"], *NODE, "--expert-uids", "a.0", "--optimizer",
+            "no_such_optimizer")
+    refused(2, ["min_batch_size"], *NODE, "--min-batch-size", "9", "--max-batch-size", "8")
+    refused(2, ["swarm"], *NODE, "--swarm", "x" * 128)
+
+
+def case_uids_and_patterns():
+    uids = ("ffn", "ffn.", "ffn.01", "ffn.-1", "ffn.1.", ".1", "a.b.1", "ffn.99999999999999999999", "ffn. 1",
+            "ffn.1 ", "ffn.\u0661", "x" * 10000 + ".1", "ffn.+1", "ffn.0x1", "ffn..1")
+    for uid in uids:
+        if not uid.endswith(" "):  # spaces around the elements of a list belong to the list
+            said = refused(2, "--expert-uids", *NODE, "--expert-uids", uid)
+            assert uid[:20] in said or "\\x" in said or "?" in said, said
+        for command in ("find", "call"):
+            said = refused(2, "expert UID", command, uid, "--initial-peers", "127.0.0.1:9")
+            assert uid[:20] in said or "\\x" in said or "?" in said, said
+    for pattern in ("ffn", "ffn.[0:0]", "ffn.[3:1]", "ffn.[0:4", "ffn.[a:4]", "ffn.[0:4].x",
+                    "[0:4]", "ffn.[-1:4]", "ffn.[0:99999999999999999999]"):
+        refused(2, ["--expert-pattern", pattern], *NODE, "--expert-pattern", pattern)
+    refused(2, ["5", "4"], *NODE, "--expert-pattern", "ffn.[0:2].[0:2]", "--num-experts", "5")
+    refused(2, ["ffn.1"], *NODE, "--expert-uids", "ffn.1,ffn.1")
+    run("find", code=2)
+    run("call", code=2)
+
+
+def case_addresses():
+    """B34. What is accepted is in docs/operations.md."""
+    bad = ("host", "host:", "host:99999", "host:-1", "host:1x", ":4222", "a b:1", "::1", "[::1]",
+           "[::1:4222", "1.2.3.4.5:1", "", " ", "host:1:2")
+    for text in bad:
+        refused(2, ["--listen", text], "node", "--listen", text)
+        refused(2, ["--initial-peers", text], *NODE, "--initial-peers", text)
+        refused(2, ["--endpoint", text], "call", "ffn.0", "--endpoint", text)
+    for text in ("127.0.0.1:4222,", ",127.0.0.1:4222", "127.0.0.1:1,,127.0.0.1:2"):
+        refused(2, ["--initial-peers"], *NODE, "--initial-peers", text)
+    for text in ("127.0.0.1:*", "127.0.0.1:0"):
+        refused(2, ["--initial-peers", text], *NODE, "--initial-peers", text)
+    refused(2, ["announce", "0.0.0.0:1"], *NODE, "--announce", "0.0.0.0:1")
+    refused(2, ["announce", "[::]:1"], *NODE, "--announce", "[::]:1")
+    with Swarm() as swarm:
+        good = ["localhost:4222", "127.0.0.1:4222", "[::1]:4222", "a-b.example:1"]
+        node = swarm.node("node", [], good)
+        assert node.stop() == 0
+
+
+def case_contradictions_of_call():
+    peers = ("--initial-peers", "127.0.0.1:9")
+    refused(2, "--input and --output", "call", "ffn.0", *peers, "--input", "x.npy")
+    refused(2, "--input and --output", "call", "ffn.0", *peers, "--output", "x.npy")
+    refused(2, "--grad needs --input", "call", "ffn.0", *peers, "--grad", "x.npy")
+    refused(2, "--peer-id needs --endpoint", "call", "ffn.0", *peers, "--peer-id", "00" * 32)
+    refused(2, "--request-id needs --grad", "call", "ffn.0", *peers, "--request-id", "00" * 16)
+    refused(2, "32 hex digits", "call", "ffn.0", *peers, "--input", "x", "--output", "y", "--grad",
+            "z", "--request-id", "xyz")
+    refused(2, "--initial-peers is needed", "call", "ffn.0")
+    refused(2, "--initial-peers is needed", "find", "ffn.0")
+    refused((1, 2), "64 hex digits", "call", "ffn.0", "--endpoint", "127.0.0.1:9", "--peer-id",
+            "12")
+
+
+def case_ports_in_use():
+    with Swarm() as swarm:
+        for kind, option in ((socket.SOCK_STREAM, "--listen"), (socket.SOCK_DGRAM, "--dht-listen")):
+            with socket.socket(socket.AF_INET, kind) as s:
+                s.bind(("127.0.0.1", 0))
+                if kind == socket.SOCK_STREAM:
+                    s.listen(1)
+                taken = "127.0.0.1:%d" % s.getsockname()[1]
+                others = ("--listen", "127.0.0.1:*") if option != "--listen" else ()
+                said = refused(1, [taken, "in use"], "node", *others, option, taken)
+                assert ("UDP" in said) == (kind == socket.SOCK_DGRAM), said
+                if kind == socket.SOCK_DGRAM:
+                    refused(1, [taken, "in use", "UDP"], "dht", "--listen", taken)
+                    refused(1, [taken, "in use", "UDP"], "find", "ffn.0", "--dht-listen", taken,
+                            "--initial-peers", "127.0.0.1:9")
+        first = swarm.node("first", [], [])
+        refused(1, [first.endpoint, "in use"], "node", "--listen", first.endpoint)
+
+
+def unprivileged():
+    """A prefix to run a command as nobody, or None."""
+    if os.getuid() != 0:
+        return []
+    try:
+        pwd.getpwnam("nobody")
+        prefix = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+        subprocess.run(prefix + [SKEP, "--version"], check=True, stdout=subprocess.DEVNULL,
+                       stderr=subprocess.DEVNULL)
+        return prefix
+    except (KeyError, OSError, subprocess.CalledProcessError):
+        return None
+
+
+def case_forbidden_ports():
+    """B28."""
+    prefix = unprivileged()
+    with open("/proc/sys/net/ipv4/ip_unprivileged_port_start") as file:
+        if prefix is None or int(file.read()) <= 80:
+            return "skipped: every port may be bound here"
+    refused(1, ["127.0.0.1:80", "may not be bound by this user"], "node", "--listen", "127.0.0.1:80", inside=prefix)
+    refused(1, ["127.0.0.1:81", "no permission to bind", "UDP"], *NODE, "--dht-listen", "127.0.0.1:81",
+            inside=prefix)
+    return None
+
+
+def case_foreign_addresses():
+    refused(1, ["192.0.2.1", "not an address of this machine"], "node", "--listen",
+            "192.0.2.1:4000")
+    refused(1, ["192.0.2.1:4000", "UDP"], *NODE, "--dht-listen", "192.0.2.1:4000")
+    refused(1, ["no-such-host.invalid"], "node", "--listen", "no-such-host.invalid:4000")
+
+
+def write(path, content, mode):
+    with open(path, "wb") as file:
+        file.write(content)
+    os.chmod(path, mode)
+    return path
+
+
+def case_identity_files():
+    with Swarm() as swarm:
+        good = swarm.path("good.key")
+        run("keygen", "--identity", good)
+        with open(good, "rb") as file:
+            content = file.read()
+        for mode in (0o644, 0o640, 0o604):
+            bad = write(swarm.path("open.key"), content, mode)
+            refused(1, [bad, "mode 0%o" % mode, "chmod 600"], *NODE, "--identity", bad)
+        for name, wrong in (("empty", b""), ("short", content[:-2]), ("long", content * 2),
+                            ("letters", b"g" * 64 + b"\n"), ("binary", bytes(range(256))),
+                            ("pem", b"-----BEGIN PRIVATE KEY-----\nMC4CAQ\n"
+                                    b"-----END PRIVATE KEY-----\n")):
+            bad = write(swarm.path(name + ".key"), wrong, 0o600)
+            said = refused(1, [bad, "expected"], *NODE, "--identity", bad)
+            assert content.decode().strip()[:32] not in said, "a secret was shown"
+            with open(bad, "rb") as file:
+                assert file.read() == wrong, "a bad key file was changed"
+            refused(1, [bad, "expected"], "dht", "--listen", "127.0.0.1:*", "--identity", bad)
+            refused(1, [bad, "expected"], "find", "ffn.0", "--initial-peers", "127.0.0.1:9",
+                    "--identity", bad)
+        refused(1, [swarm.folder], *NODE, "--identity", swarm.folder)
+        prefix = unprivileged()
+        if prefix:
+            os.chmod(swarm.folder, 0o755)
+            refused(1, [good, "ermission"], *NODE, "--identity", good, inside=prefix)
+        # One that is missing is made, and is the node's from then on.
+        made = swarm.path("deep/made.key")
+        first = swarm.start("first", *NODE, "--identity", made)
+        assert os.stat(made).st_mode & 0o777 == 0o600
+        assert first.stop() == 0
+        assert swarm.start("second", *NODE, "--identity", made).facts["peer_id"] == \
+            first.facts["peer_id"]
+
+
+def case_bootstrap_peers_that_do_not_answer():
+    """The node starts, serves, says so and keeps trying."""
+    with Swarm() as swarm:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+            silent.bind(("127.0.0.1", 0))
+            address = "127.0.0.1:%d" % silent.getsockname()[1]
+            node = swarm.node("node", ["ffn.0.0"], ["no-such-host.invalid:4222", address])
+            node.wait_log("bootstrap peer no-such-host.invalid:4222: ")
+            node.wait_log("bootstrap peer %s: does not answer on UDP" % address)
+            silent.settimeout(30)
+            for _ in range(3):
+                silent.recv(2048)  # asked again and again
+        x = swarm.path("x.npy")
+        write_npy(x, (1, 16), [0] * 16)
+        run("call", "ffn.0.0", "--endpoint", node.endpoint, "--input", x, "--output",
+            swarm.path("y.npy"))
+        assert node.stop() == 0
+        refused(4, ["no DHT peer answered", "skep"], "find", "ffn.0.0", "--initial-peers",
+                "127.0.0.1:9", timeout_option(1))
+        refused(4, "no DHT peer answered", "find", "ffn.0.0", "--initial-peers",
+                "no-such-host.invalid:4222", timeout_option(1))
+
+
+def case_endpoints_that_are_no_nodes():
+    closed = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    closed.bind(("127.0.0.1", 0))
+    silent = socket.create_server(("127.0.0.1", 0))
+    where = "127.0.0.1:%d" % closed.getsockname()[1]
+    refused(1, [where, "refused"], "call", "ffn.0", "--endpoint", where)
+    where = "127.0.0.1:%d" % silent.getsockname()[1]
+    refused(4, [where], "call", "ffn.0", "--endpoint", where, timeout_option(1))
+    refused(1, ["no-such-host.invalid"], "call", "ffn.0", "--endpoint", "no-such-host.invalid:1")
+    closed.close()
+    silent.close()
+
+
+def case_an_http_server_is_no_node():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = "127.0.0.1:%d" % server.getsockname()[1]
+        client = subprocess.Popen([SKEP, "call", "ffn.0", "--endpoint", where, timeout_option(20)],
+                                  stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+        server.settimeout(30)
+        connection, _ = server.accept()
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        _, said = client.communicate(timeout=60)
+        connection.close()
+        assert client.returncode == 1, said
+        assert where in said.decode() and "Skep" in said.decode(), said
+
+
+def case_settings_come_from_file_and_environment():
+    with Swarm() as swarm:
+        config = swarm.path("node.conf")
+        with open(config, "w") as file:
+            file.write("; a node\nlisten = 127.0.0.1:*\nexpert-uids = ffn.0.0\n  ffn.0.1\n"
+                       "expert-cls = nop\nhidden-dim = 8\n")
+        node = swarm.start("node", "node", "--config", config, "--expert-uids", "ffn.7.7",
+                           environment={"SKEP_HIDDEN_DIM": "4", "SKEP_EXPERT_CLS": "ffn"})
+        (expert,) = node.facts["experts"]
+        assert (expert["uid"], expert["class"]) == ("ffn.7.7", "ffn"), expert
+        out, _ = run("call", "ffn.7.7", "--endpoint", node.endpoint)
+        assert "[rows, 4] F32" in out, out
+        with open(config, "a") as file:
+            file.write("hiden-dim = 8\n")
+        refused(2, ["node.conf:7", "hiden-dim"], "node", "--config", config)
+
+
+def case_ipv6_has_its_own_messages():
+    if not has_ipv6():
+        return "skipped: no IPv6 here"
+    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as s:
+        s.bind(("::1", 0))
+        taken = "[::1]:%d" % s.getsockname()[1]
+        refused(1, [taken, "in use", "UDP"], "dht", "--listen", taken)
+    return None
+
+
+main(globals())
