@@ -233,8 +233,10 @@ static void conclude(struct directory *d)
     pthread_mutex_unlock(&d->lock);
 }
 
-static bool work(struct directory *d, struct inbox_event *events)
+void directory_work(struct directory *d)
 {
+    pthread_mutex_lock(&d->worker);
+    struct inbox_event *events = inbox_take(d->inbox);
     if (events != NULL)
         handle_events(d, events);
     pthread_mutex_lock(&d->lock);
@@ -245,28 +247,42 @@ static bool work(struct directory *d, struct inbox_event *events)
     pthread_mutex_lock(&d->lock);
     queries_start(d, clock_mono_us());
     batches_start(d, clock_mono_us());
-    if (d->closing) {
-        requests_cancel_all(d);
-        batches_cancel_all(d);
-    }
-    bool closing = d->closing;
+    bool wake = d->completed != NULL || d->batches_done != NULL || d->due_us < d->sleep_us;
+    if (wake)
+        d->sleep_us = 0; /* once is enough */
     pthread_mutex_unlock(&d->lock);
-
-    requests_run_completed(d);
-    batches_run_done(d);
-    return !closing;
+    pthread_mutex_unlock(&d->worker);
+    if (wake)
+        inbox_wake(d->inbox);
 }
 
 static void run(void *arg)
 {
     struct directory *d = arg;
-    uint64_t due;
+    bool closing = false;
 
-    do {
+    while (!closing) {
         pthread_mutex_lock(&d->lock);
-        due = d->due_us;
+        d->sleep_us = d->due_us;
+        uint64_t until_us = d->sleep_us;
         pthread_mutex_unlock(&d->lock);
-    } while (work(d, inbox_take(d->inbox, due)));
+        inbox_wait(d->inbox, until_us);
+
+        pthread_mutex_lock(&d->lock);
+        d->sleep_us = 0;
+        pthread_mutex_unlock(&d->lock);
+        directory_work(d);
+
+        pthread_mutex_lock(&d->lock);
+        closing = d->closing;
+        if (closing) {
+            requests_cancel_all(d);
+            batches_cancel_all(d);
+        }
+        pthread_mutex_unlock(&d->lock);
+        requests_run_completed(d);
+        batches_run_done(d);
+    }
 }
 
 skep_status directory_new(const struct directory_config *config, struct directory **out,
@@ -289,6 +305,7 @@ skep_status directory_new(const struct directory_config *config, struct director
     d->due_us = CLOCK_NEVER;
     d->waiting_last = &d->waiting;
     d->batches_last = &d->batches;
+    pthread_mutex_init(&d->worker, NULL);
     pthread_mutex_init(&d->lock, NULL);
     cond_init(&d->no_waiting);
 
@@ -332,6 +349,7 @@ void directory_free(struct directory *d)
     mem_free(d->locals);
     pthread_cond_destroy(&d->no_waiting);
     pthread_mutex_destroy(&d->lock);
+    pthread_mutex_destroy(&d->worker);
     mem_free(d);
 }
 

@@ -62,8 +62,8 @@ static void count_down(struct directory *d, struct request *r)
         return;
     unlink_request(r);
     r->finished = true;
-    if (r->sync)
-        pthread_cond_signal(&r->done);
+    if (r->helper != NULL)
+        inbox_help_finish(d->inbox, r->helper);
     else
         link_request(&d->completed, r);
 }
@@ -524,7 +524,7 @@ static void begin(struct directory *d, struct request *r, const char *const *uid
         look_up(d, r, i, uids[i], flags);
     if (r->remaining == 0) {
         r->finished = true;
-        if (!r->sync)
+        if (r->helper == NULL)
             link_request(&d->completed, r);
         return;
     }
@@ -568,26 +568,57 @@ skep_status directory_get(struct directory *d, const char *const *uids, size_t c
 }
 
 /*
- * Waits with the lock held. In the usual case a value comes within milliseconds and wakes the
- * directory's thread by itself; only when none does must the thread look at its timers.
+ * Waits, and does the work as it comes in. In the usual case a value comes within milliseconds;
+ * only when none does must the directory's thread hear of the timers that were set.
  */
 static void wait_request(struct directory *d, struct request *r)
 {
     uint64_t until = clock_mono_us() + PEER_CHECK_FIRST_US;
 
-    d->sync_waiters++;
-    while (!r->finished) {
-        bool signalled =
-            cond_wait_until(&r->done, &d->lock, until < r->deadline_us ? until : r->deadline_us);
-        if (signalled || r->finished)
+    for (;;) {
+        uint64_t wait_us = until < r->deadline_us ? until : r->deadline_us;
+        enum inbox_call call = inbox_help_wait(d->inbox, r->helper, wait_us);
+        if (call == INBOX_FINISHED)
+            return;
+        if (call == INBOX_WORK) {
+            directory_work(d);
             continue;
-        if (r->deadline_us <= clock_mono_us())
-            end_request(d, r, SKEP_DEADLINE_EXCEEDED);
+        }
+        if (r->deadline_us <= clock_mono_us()) {
+            pthread_mutex_lock(&d->lock);
+            if (!r->finished)
+                end_request(d, r, SKEP_DEADLINE_EXCEEDED);
+            pthread_mutex_unlock(&d->lock);
+        }
         until = CLOCK_NEVER;
         inbox_wake(d->inbox);
     }
+}
+
+/* False if the directory is being closed. */
+static bool get_wait(struct directory *d, struct request *r, const char *const *uids,
+                     unsigned flags)
+{
+    struct inbox_helper helper;
+
+    r->helper = &helper;
+    inbox_help_begin(d->inbox, &helper);
+    pthread_mutex_lock(&d->lock);
+    bool closing = d->closing;
+    d->sync_waiters++;
+    if (!closing)
+        begin(d, r, uids, flags);
+    bool wait = !closing && !r->finished;
+    pthread_mutex_unlock(&d->lock);
+    if (wait)
+        wait_request(d, r);
+    inbox_help_end(d->inbox, &helper);
+
+    pthread_mutex_lock(&d->lock);
     if (--d->sync_waiters == 0)
         pthread_cond_broadcast(&d->no_waiting);
+    pthread_mutex_unlock(&d->lock);
+    return !closing;
 }
 
 skep_status directory_get_wait(struct directory *d, const char *const *uids, size_t count,
@@ -602,25 +633,13 @@ skep_status directory_get_wait(struct directory *d, const char *const *uids, siz
     if (r == NULL)
         return SKEP_RESOURCE_EXHAUSTED;
     r->results = results;
-    r->sync = true;
-    cond_init(&r->done);
-
-    pthread_mutex_lock(&d->lock);
-    bool closing = d->closing;
-    if (!closing) {
-        begin(d, r, uids, flags);
-        wait_request(d, r);
-    }
-    pthread_mutex_unlock(&d->lock);
-
-    pthread_cond_destroy(&r->done);
+    bool asked = get_wait(d, r, uids, flags);
     mem_free(r);
-    if (closing) {
-        for (size_t i = 0; i < count; i++)
-            results[i].status = SKEP_CANCELLED;
-        return refuse_closing(err);
-    }
-    return SKEP_OK;
+    if (asked)
+        return SKEP_OK;
+    for (size_t i = 0; i < count; i++)
+        results[i].status = SKEP_CANCELLED;
+    return refuse_closing(err);
 }
 
 void directory_get_cancel(struct directory *d, const void *arg)
@@ -628,7 +647,7 @@ void directory_get_cancel(struct directory *d, const void *arg)
     pthread_mutex_lock(&d->lock);
     for (struct request *r = d->requests, *next; r != NULL; r = next) {
         next = r->next;
-        if (!r->sync && r->arg == arg)
+        if (r->helper == NULL && r->arg == arg)
             end_request(d, r, SKEP_CANCELLED);
     }
     pthread_mutex_unlock(&d->lock);

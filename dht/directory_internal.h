@@ -6,8 +6,11 @@
  *   directory_check.c  values that arrived: which to verify, in which order, what they tell
  *   directory_put.c  batches of records to declare
  *
- * Lock order: directory.lock, then inbox.lock; OpenDHT's own locks come after both. Nobody calls a
- * user's callback with a lock held. Only the directory's thread frees queries and batches.
+ * What arrives is worked off by one thread at a time, the worker: whoever holds directory.worker,
+ * either the directory's thread or a caller who waits for a lookup (see inbox.h). Only the worker
+ * frees queries; callbacks run on the directory's thread alone, with no lock held.
+ *
+ * Lock order: directory.worker, directory.lock, inbox.lock; OpenDHT's own locks come after all.
  */
 #ifndef SKEP_DHT_DIRECTORY_INTERNAL_H
 #define SKEP_DHT_DIRECTORY_INTERNAL_H
@@ -57,7 +60,7 @@ struct waiter {
 };
 
 /* What a caller asked for. Owned by the directory until its callback has run; a waiting caller
- * (sync) owns it itself. */
+ * owns it itself. */
 struct request {
     struct request *next, **link;  /* in directory.requests or .completed */
     struct lookup_result *results; /* NULL for own records */
@@ -67,9 +70,8 @@ struct request {
     directory_own_fn found_own; /* instead, for own records */
     uint64_t own_seq;
     void *arg;
-    bool sync;
     bool finished;
-    pthread_cond_t done; /* sync only */
+    struct inbox_helper *helper; /* of the caller who waits; NULL: nobody does */
     struct waiter waiters[];
 };
 
@@ -97,7 +99,7 @@ struct query {
     unsigned asks;   /* of ours that OpenDHT still has */
     struct ask *ask; /* the current attempt; NULL: none. Shared through asks. */
     uint64_t asked_us, again_us, linger_until_us, check_us;
-    /* The directory's thread alone: */
+    /* The worker alone: */
     struct provider_set found;
     struct inbox_event *candidates; /* values to check in this round */
     size_t candidate_count;
@@ -143,11 +145,13 @@ struct directory {
     struct inbox *inbox;
     struct thread thread;
 
+    pthread_mutex_t worker;    /* held by who works off what arrived */
     pthread_mutex_t lock;      /* guards all below, and requests, queries and batches */
     pthread_cond_t no_waiting; /* sync_waiters is 0 */
     bool closing;
     unsigned sync_waiters;
-    uint64_t due_us; /* when the timers are to be looked at; CLOCK_NEVER: never */
+    uint64_t due_us;   /* when the timers are to be looked at; CLOCK_NEVER: never */
+    uint64_t sleep_us; /* until when the directory's thread sleeps; 0: it does not */
     struct lookup_cache cache;
     struct local *locals; /* sorted by uid */
     size_t local_count;
@@ -175,7 +179,10 @@ struct directory {
     struct directory_stats stats;
 };
 
-/* directory.c. With the lock held: */
+/* directory.c. Works off what arrived, what is due, and starts what there are slots for; then wakes
+ * the directory's thread if there is something for it. No lock held. */
+void directory_work(struct directory *d);
+/* With the lock held: */
 void directory_due(struct directory *d, uint64_t at_us);
 /* Registers an ask that goes to OpenDHT now. NULL: memory is short. */
 struct ask *directory_ask(struct directory *d, void *owner, size_t index, uint64_t now_us);
@@ -199,7 +206,7 @@ void requests_cancel_all(struct directory *d);
 void requests_run_completed(struct directory *d);
 void queries_free_all(struct directory *d);
 
-/* directory_check.c. Without the lock, on the directory's thread: */
+/* directory_check.c. Without the lock, by the worker: */
 void query_check_candidates(struct directory *d, struct query *q);
 
 /* directory_put.c. With the lock held: */

@@ -97,11 +97,11 @@ static void append(struct inbox *inbox, struct inbox_event *event)
     inbox->bytes += event->len;
 }
 
-/* With the lock held. */
+/* Calls somebody for the work, with the lock held. */
 static void wake(struct inbox *inbox)
 {
     inbox->woken = true;
-    pthread_cond_signal(&inbox->arrived);
+    pthread_cond_signal(inbox->helpers != NULL ? &inbox->helpers->called : &inbox->arrived);
 }
 
 /* Counts a value against the limits; with the lock held. */
@@ -141,9 +141,12 @@ bool inbox_on_value(void *arg, uint64_t value_id, const uint8_t *data, size_t le
 
 void inbox_on_reply(void *arg)
 {
-    struct ask *ask = arg;
+    struct inbox *inbox = ((struct ask *)arg)->inbox;
 
-    inbox_wake(ask->inbox);
+    pthread_mutex_lock(&inbox->lock);
+    if (inbox->first != NULL)
+        wake(inbox);
+    pthread_mutex_unlock(&inbox->lock);
 }
 
 void inbox_on_done(void *arg, bool ok)
@@ -168,16 +171,25 @@ void inbox_on_done(void *arg, bool ok)
 void inbox_wake(struct inbox *inbox)
 {
     pthread_mutex_lock(&inbox->lock);
-    wake(inbox);
+    inbox->owner_woken = true;
+    pthread_cond_signal(&inbox->arrived);
     pthread_mutex_unlock(&inbox->lock);
 }
 
-struct inbox_event *inbox_take(struct inbox *inbox, uint64_t deadline_us)
+void inbox_wait(struct inbox *inbox, uint64_t deadline_us)
 {
     pthread_mutex_lock(&inbox->lock);
-    while (!inbox->woken)
+    /* While there are helpers, what arrives is theirs. */
+    while (!inbox->owner_woken && !(inbox->woken && inbox->helpers == NULL))
         if (!cond_wait_until(&inbox->arrived, &inbox->lock, deadline_us))
             break;
+    inbox->owner_woken = false;
+    pthread_mutex_unlock(&inbox->lock);
+}
+
+struct inbox_event *inbox_take(struct inbox *inbox)
+{
+    pthread_mutex_lock(&inbox->lock);
     inbox->woken = false;
     struct inbox_event *list = inbox->first;
     inbox->first = NULL;
@@ -185,6 +197,56 @@ struct inbox_event *inbox_take(struct inbox *inbox, uint64_t deadline_us)
     inbox->bytes = 0;
     pthread_mutex_unlock(&inbox->lock);
     return list;
+}
+
+void inbox_help_begin(struct inbox *inbox, struct inbox_helper *helper)
+{
+    helper->finished = false;
+    cond_init(&helper->called);
+    pthread_mutex_lock(&inbox->lock);
+    helper->next = inbox->helpers;
+    helper->link = &inbox->helpers;
+    if (helper->next != NULL)
+        helper->next->link = &helper->next;
+    inbox->helpers = helper;
+    pthread_mutex_unlock(&inbox->lock);
+}
+
+enum inbox_call inbox_help_wait(struct inbox *inbox, struct inbox_helper *helper,
+                                uint64_t deadline_us)
+{
+    enum inbox_call call = INBOX_WORK;
+
+    pthread_mutex_lock(&inbox->lock);
+    while (!helper->finished && !inbox->woken && call == INBOX_WORK)
+        if (!cond_wait_until(&helper->called, &inbox->lock, deadline_us))
+            call = INBOX_TIMED_OUT;
+    if (helper->finished)
+        call = INBOX_FINISHED;
+    else if (inbox->woken)
+        call = INBOX_WORK;
+    pthread_mutex_unlock(&inbox->lock);
+    return call;
+}
+
+void inbox_help_finish(struct inbox *inbox, struct inbox_helper *helper)
+{
+    pthread_mutex_lock(&inbox->lock);
+    helper->finished = true;
+    pthread_cond_signal(&helper->called);
+    pthread_mutex_unlock(&inbox->lock);
+}
+
+void inbox_help_end(struct inbox *inbox, struct inbox_helper *helper)
+{
+    pthread_mutex_lock(&inbox->lock);
+    *helper->link = helper->next;
+    if (helper->next != NULL)
+        helper->next->link = helper->link;
+    if (inbox->woken)
+        wake(inbox);
+    pthread_mutex_unlock(&inbox->lock);
+    pthread_cond_destroy(&helper->called);
 }
 
 uint64_t inbox_dropped(struct inbox *inbox)

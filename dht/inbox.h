@@ -1,6 +1,8 @@
 /*
  * Where OpenDHT's thread leaves what it has for the directory. Its callbacks only copy bytes, queue
- * them and signal; the directory's thread takes everything at once and does the work.
+ * them and signal; somebody else takes everything at once and does the work: a caller who waits for
+ * a lookup (a helper), because it has nothing better to do and a thread less is on the way to its
+ * answer; the directory's own thread if nobody waits.
  *
  * An `ask` is one get or put handed to OpenDHT. OpenDHT may answer long after the directory lost
  * interest or was freed, so asks and the inbox are counted: an ask lives until its "done" has come.
@@ -33,12 +35,21 @@ struct inbox_event {
     uint8_t data[];
 };
 
+/* A caller that waits, on its own stack. */
+struct inbox_helper {
+    struct inbox_helper *next, **link;
+    pthread_cond_t called;
+    bool finished; /* what it waits for is there */
+};
+
 struct inbox {
-    pthread_mutex_t lock; /* guards all below but refs. A leaf: nothing is locked under it. */
-    pthread_cond_t arrived;
+    pthread_mutex_t lock;   /* guards all below but refs. A leaf: nothing is locked under it. */
+    pthread_cond_t arrived; /* for the directory's thread */
+    struct inbox_helper *helpers;
     struct inbox_event *first, **last;
     size_t bytes;
-    bool woken; /* there is something to take */
+    bool woken;       /* there is something to take */
+    bool owner_woken; /* something only the directory's thread does */
     bool closed;
     uint64_t dropped; /* values over a limit */
     atomic_uint refs;
@@ -71,13 +82,23 @@ bool inbox_on_value(void *arg, uint64_t value_id, const uint8_t *data, size_t le
 void inbox_on_reply(void *arg);
 void inbox_on_done(void *arg, bool ok);
 
-/* Ends the current or next inbox_take(). Thread: any. */
+/* Ends the current or next inbox_wait(). Thread: any. */
 void inbox_wake(struct inbox *inbox);
-/*
- * Waits for events, a wake or the deadline and takes all that is there (possibly nothing).
- * @return owned list: inbox_event_free() each.
- */
-struct inbox_event *inbox_take(struct inbox *inbox, uint64_t deadline_us);
+/* Waits, as the directory's thread, for events, a wake or the deadline. */
+void inbox_wait(struct inbox *inbox, uint64_t deadline_us);
+/* Takes all that is there, possibly nothing; one thread at a time (directory.worker).
+ * @return owned list: inbox_event_free() each. */
+struct inbox_event *inbox_take(struct inbox *inbox);
+
+void inbox_help_begin(struct inbox *inbox, struct inbox_helper *helper);
+enum inbox_call { INBOX_WORK, INBOX_FINISHED, INBOX_TIMED_OUT };
+/* Waits until there is work to do, the helper is told that it has finished, or the deadline. */
+enum inbox_call inbox_help_wait(struct inbox *inbox, struct inbox_helper *helper,
+                                uint64_t deadline_us);
+void inbox_help_finish(struct inbox *inbox, struct inbox_helper *helper);
+/* Hands on what arrived meanwhile. */
+void inbox_help_end(struct inbox *inbox, struct inbox_helper *helper);
+
 void inbox_event_free(struct inbox_event *event);
 uint64_t inbox_dropped(struct inbox *inbox);
 
