@@ -4,6 +4,7 @@
 
 /* X(function, "name", "summary") */
 #define CLI_BENCHES(X)                                                                             \
+    X(bench_dht, "dht", "lookups in a network of DHT peers, also with some of them killed")        \
     X(bench_rpc, "rpc", "calls over the wire: latency, rate and throughput; start-up and memory")
 
 #define BENCH_DECLARE(function, name, summary) int function(int argc, char **argv);

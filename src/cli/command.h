@@ -10,6 +10,7 @@
 /* X(function, "name", "summary in the list of commands"), in the order of the list. */
 #define CLI_COMMANDS(X)                                                                            \
     X(cmd_node, "node", "run a node: host experts and serve them")                                 \
+    X(cmd_dht, "dht", "run a bootstrap peer: no experts, whom others join by")                     \
     X(cmd_find, "find", "look experts up by UID")                                                  \
     X(cmd_call, "call", "call an expert: forward, backward, or show its schema")                   \
     X(cmd_bench, "bench", "measure it on this machine")                                            \

@@ -1,0 +1,50 @@
+/*
+ * A network of DHT peers for benchmarks, spread over processes of this program, so that some of
+ * them can be killed as a crash kills them. Must be made before this process starts threads.
+ */
+#ifndef SKEP_CLI_BENCH_NETWORK_H
+#define SKEP_CLI_BENCH_NETWORK_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include <skep/status.h>
+
+enum {
+    BENCH_NETWORK_PROCESS_PEERS = 16, /* most in one process: descriptors below 1024 are few */
+    BENCH_NETWORK_MAX_PEERS = 512,
+    BENCH_NETWORK_MAX_PROCESSES = 256,
+};
+
+struct bench_process {
+    pid_t pid;        /* 0: ended */
+    int to, from;     /* pipes, from this process; -1: closed. Owned */
+    size_t first_key; /* it publishes the experts bench.<first_key> ... */
+    size_t peers, keys;
+};
+
+/* Zeroed memory is no network. */
+struct bench_network {
+    struct bench_process processes[BENCH_NETWORK_MAX_PROCESSES];
+    size_t process_count;
+    size_t peers, keys; /* altogether */
+    uint16_t port;      /* of the first peer, on 127.0.0.1 */
+};
+
+extern const char bench_network_swarm[]; /* the swarm's name */
+
+/*
+ * Starts `peers` peers in `processes` processes, all joined through the first peer, which publish
+ * the experts "bench.0" to "bench.<keys - 1>" between them, each record once, for an hour.
+ * @return SKEP_DEADLINE_EXCEEDED or SKEP_UNAVAILABLE if they don't get there;
+ *         SKEP_RESOURCE_EXHAUSTED.
+ */
+SKEP_MUST_CHECK skep_status bench_network_start(struct bench_network *network, size_t peers,
+                                                size_t processes, size_t keys,
+                                                struct skep_error *err);
+/* Kills the last processes, as many as hold at least so many peers. Returns how many peers that
+ * were. The first process is never killed. */
+size_t bench_network_kill(struct bench_network *network, size_t peers);
+void bench_network_stop(struct bench_network *network); /* zeroed is allowed */
+
+#endif

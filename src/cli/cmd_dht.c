@@ -1,0 +1,175 @@
+/* skep dht: a bootstrap peer without experts, until SIGINT or SIGTERM. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/fd.h"
+#include "base/log.h"
+#include "cli/command.h"
+#include "cli/options.h"
+#include "cli/output.h"
+#include "cli/signals.h"
+#include "dht/swarm.h"
+#include "node/node_internal.h"
+
+enum { LEAVE_TIMEOUT_MS = 4000 };
+
+static const struct option_spec specs[] = {
+    {.name = "listen",
+     .kind = OPTION_ENDPOINT,
+     .any_port = true,
+     .default_text = "0.0.0.0:4222",
+     .help = "UDP endpoint; a wildcard host is both families, * as port picks one"},
+    {.name = "initial-peers",
+     .kind = OPTION_LIST,
+     .placeholder = "HOST:PORT,...",
+     .check = options_check_endpoint,
+     .help = "other DHT peers of the swarm; without them this peer starts a swarm"},
+    {.name = "swarm",
+     .kind = OPTION_STRING,
+     .placeholder = "NAME",
+     .default_text = "skep",
+     .help = "name of the swarm"},
+    {.name = "swarm-key",
+     .kind = OPTION_STRING,
+     .placeholder = "PATH",
+     .help = "key file of a private swarm"},
+    {.name = "identity",
+     .kind = OPTION_STRING,
+     .placeholder = "PATH",
+     .help = "key file of this peer, made if missing; without it a new identity each time"},
+    {.name = "peers-file",
+     .kind = OPTION_STRING,
+     .placeholder = "PATH",
+     .help = "where known peers are kept for the next start"},
+    {.name = "json",
+     .kind = OPTION_FLAG,
+     .help = "print a line of JSON when ready, and one at the end"},
+};
+
+static const struct option_table table = {
+    .command = "dht",
+    .summary = "Runs a bootstrap peer: it hosts no experts, it is whom others join by. Until "
+               "SIGINT or SIGTERM; a second signal ends it at once.",
+    .example = "skep dht --listen 0.0.0.0:4222\n"
+               "skep dht --listen 127.0.0.1:* --initial-peers 127.0.0.1:4222 --json",
+    .specs = specs,
+    .count = OPTION_COUNT(specs),
+    .log_level = "info",
+};
+
+/* What a running peer holds. */
+struct peer {
+    struct identity identity;
+    const char *identity_path; /* view of the options; NULL: none */
+    int identity_lock;         /* -1: none */
+    struct swarm_key key;
+    struct swarm *swarm;
+    char initial_peer[ENDPOINT_TEXT_BYTES]; /* by which others join */
+};
+
+static skep_status load_keys(const struct options *o, struct peer *p, struct skep_error *err)
+{
+    const char *swarm_key = options_string(o, "swarm-key");
+    skep_status rc = identity_system_init(err);
+
+    p->identity_path = options_string(o, "identity");
+    if (rc == SKEP_OK && p->identity_path == NULL)
+        rc = identity_generate(&p->identity, err);
+    else if (rc == SKEP_OK)
+        rc = identity_load_or_create(&p->identity, p->identity_path, err);
+    if (rc == SKEP_OK && p->identity_path != NULL)
+        rc = identity_lock(p->identity_path, &p->identity_lock, err);
+    if (rc == SKEP_OK && swarm_key != NULL)
+        rc = swarm_key_load(&p->key, swarm_key, err);
+    return rc;
+}
+
+static skep_status join(const struct options *o, struct peer *p, struct skep_error *err)
+{
+    struct swarm_config config = {
+        .name = options_string(o, "swarm"),
+        .key = options_string(o, "swarm-key") != NULL ? &p->key : NULL,
+        .identity = &p->identity,
+        .dht_listen = *options_endpoint(o, "listen"),
+        .peers_file = options_string(o, "peers-file"),
+        .bootstrap_only = true,
+    };
+
+    config.initial_peers = options_list(o, "initial-peers", &config.initial_peer_count);
+    skep_status rc = swarm_join(&config, &p->swarm, err);
+    if (rc != SKEP_OK)
+        return rc;
+    struct endpoint shown = config.dht_listen;
+    shown.port = swarm_dht_port(p->swarm);
+    if (endpoint_is_unspecified(&shown))
+        node_local_host(strchr(config.dht_listen.host, ':') != NULL, shown.host,
+                        sizeof(shown.host));
+    endpoint_format(&shown, p->initial_peer);
+    return SKEP_OK;
+}
+
+static void print_event(json_t *event)
+{
+    if (event != NULL && json_dumpf(event, stdout, JSON_COMPACT) == 0)
+        putchar('\n');
+    json_decref(event);
+    fflush(stdout);
+}
+
+static void tell_ready(const struct options *o, const struct peer *p)
+{
+    char id[PEER_ID_HEX_BYTES];
+
+    peer_id_hex(p->identity.peer_id, id);
+    log_info("DHT peer %s of swarm \"%s\"", id, options_string(o, "swarm"));
+    log_info("DHT on UDP port %u", (unsigned)swarm_dht_port(p->swarm));
+    log_info("others join with: --initial-peers %s", p->initial_peer);
+    if (options_flag(o, "json"))
+        print_event(json_pack("{s:s, s:s, s:s, s:i, s:s}", "event", "ready", "peer_id", id, "swarm",
+                              options_string(o, "swarm"), "dht_port", (int)swarm_dht_port(p->swarm),
+                              "initial_peers", p->initial_peer));
+}
+
+static void tell_stopped(const struct options *o, const struct peer *p)
+{
+    struct runner_status status;
+
+    runner_status(swarm_runner(p->swarm), &status);
+    log_info("stopping: %u peers, %zu values stored for others", status.good_nodes,
+             status.storage_values);
+    if (options_flag(o, "json"))
+        print_event(json_pack("{s:s, s:i, s:I, s:I, s:I}", "event", "stopped", "dht_peers",
+                              (int)status.good_nodes, "values", (json_int_t)status.storage_values,
+                              "value_bytes", (json_int_t)status.storage_bytes, "values_refused",
+                              (json_int_t)status.values_refused));
+}
+
+int cmd_dht(int argc, char **argv)
+{
+    struct options o;
+    struct peer p = {.identity_lock = -1};
+    struct skep_error err = {0};
+    int code;
+
+    if (!options_begin(&o, &table, argc, argv, &code))
+        return code;
+    signals_begin(NULL, NULL); /* before any thread: they all inherit it blocked */
+    skep_status rc = load_keys(&o, &p, &err);
+    if (rc == SKEP_OK)
+        rc = join(&o, &p, &err);
+    if (rc == SKEP_OK) {
+        tell_ready(&o, &p);
+        signals_wait(CLOCK_NEVER);
+        tell_stopped(&o, &p);
+        swarm_leave(p.swarm, clock_deadline_us(LEAVE_TIMEOUT_MS));
+    }
+    signals_end();
+    if (p.identity_lock >= 0)
+        identity_unlock(p.identity_path, p.identity_lock);
+    identity_wipe(&p.identity);
+    swarm_key_wipe(&p.key);
+    options_free(&o);
+    return rc == SKEP_OK ? CLI_DONE : cli_fail(table.command, &err);
+}
