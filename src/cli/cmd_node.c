@@ -105,9 +105,26 @@ static const struct option_spec specs[] = {
      .max = 65536,
      .default_text = "1024",
      .help = "width of the experts' inputs and outputs"},
+    {.name = "intermediate-dim",
+     .kind = OPTION_INT,
+     .min = 1,
+     .max = 1048576,
+     .help = "width inside swiglu experts; without it 4 times --hidden-dim"},
+    {.name = "precision",
+     .kind = OPTION_STRING,
+     .placeholder = "float32|bfloat16",
+     .default_text = "float32",
+     .help = "what matrix products are computed in; parameters and optimizer stay float32"},
+    {.name = "max-memory",
+     .kind = OPTION_INT,
+     .min = 1,
+     .max = INT64_MAX,
+     .unit = "bytes",
+     .help = "most memory that the experts may need while they work; without it what there is"},
+    /* training */
     {.name = "optimizer",
      .kind = OPTION_STRING,
-     .placeholder = "NAME",
+     .placeholder = "adam|adamw|sgd|none",
      .default_text = "adam",
      .help = "how backward calls train the experts; none: not at all"},
     {.name = "learning-rate",
@@ -116,6 +133,58 @@ static const struct option_spec specs[] = {
      .number_max = 1e6,
      .default_text = "0.001",
      .help = "of the optimizer"},
+    {.name = "beta1",
+     .kind = OPTION_FLOAT,
+     .number_min = 0,
+     .number_max = 1,
+     .default_text = "0.9",
+     .help = "of adam and adamw; below 1"},
+    {.name = "beta2",
+     .kind = OPTION_FLOAT,
+     .number_min = 0,
+     .number_max = 1,
+     .default_text = "0.999",
+     .help = "of adam and adamw; below 1"},
+    {.name = "eps",
+     .kind = OPTION_FLOAT,
+     .number_min = 1e-30,
+     .number_max = 1e6,
+     .default_text = "1e-8",
+     .help = "of adam and adamw"},
+    {.name = "weight-decay",
+     .kind = OPTION_FLOAT,
+     .number_min = 0,
+     .number_max = 1e6,
+     .help = "decoupled in adamw, added to gradients in adam and sgd; without it 0.01 for adamw, "
+             "else 0"},
+    {.name = "momentum",
+     .kind = OPTION_FLOAT,
+     .number_min = 0,
+     .number_max = 1,
+     .default_text = "0",
+     .help = "of sgd; below 1"},
+    {.name = "clip-grad-norm",
+     .kind = OPTION_FLOAT,
+     .number_min = 0,
+     .number_max = 1e12,
+     .default_text = "0",
+     .help = "scale gradients of a larger norm, over all of an expert, down to it; 0: never"},
+    {.name = "schedule",
+     .kind = OPTION_STRING,
+     .placeholder = "NAME",
+     .default_text = "none",
+     .help = "of the learning rate: none, constant-with-warmup or linear-with-warmup"},
+    {.name = "num-warmup-steps",
+     .kind = OPTION_INT,
+     .min = 0,
+     .max = INT64_MAX,
+     .default_text = "0",
+     .help = "steps over which --schedule raises the learning rate from 0"},
+    {.name = "num-training-steps",
+     .kind = OPTION_INT,
+     .min = 1,
+     .max = INT64_MAX,
+     .help = "the step at which linear-with-warmup reaches 0"},
     {.name = "seed",
      .kind = OPTION_INT,
      .min = 0,
@@ -185,7 +254,7 @@ static const struct option_spec specs[] = {
      .help = "an expert that takes longer for one batch is taken off the swarm; 0: never"},
     {.name = "detect-anomalies",
      .kind = OPTION_FLAG,
-     .help = "refuse NaN and infinity in requests and results"},
+     .help = "refuse NaN and infinity in requests and results; without it they are counted"},
     /* limits */
     {.name = "num-handlers",
      .kind = OPTION_INT,
@@ -278,6 +347,8 @@ static void fill_node_options(const struct options *o, struct texts *texts,
     out->max_connections = (unsigned)options_int(o, "max-connections");
     out->max_message_bytes = (uint64_t)options_int(o, "max-message-bytes");
     out->drain_timeout_ms = (uint32_t)options_int(o, "drain-timeout");
+    if (options_given(o, "max-memory"))
+        out->max_memory = (uint64_t)options_int(o, "max-memory");
     out->checkpoint_dir = options_string(o, "checkpoint-dir");
     out->checkpoint_period_ms = (uint32_t)(options_float(o, "checkpoint-period") * 1000.0);
     out->keep_checkpoints = (unsigned)options_int(o, "keep-checkpoints");
@@ -294,23 +365,65 @@ static skep_status choose_seed(const struct options *o, uint64_t *seed, struct s
     return error_set(err, SKEP_INTERNAL, "seed: the system gives no random numbers");
 }
 
+/* An option that decides how experts train or compute, and where its value goes. */
+struct expert_option {
+    const char *name;
+    enum { TEXT, NUMBER, STEPS } kind;
+    size_t offset;
+};
+#define EXPERT_OPTION(name, kind, field)                                                           \
+    {                                                                                              \
+        name, kind, offsetof(struct skep_expert_options, field)                                    \
+    }
+
+static const struct expert_option expert_options[] = {
+    EXPERT_OPTION("optimizer", TEXT, optimizer),
+    EXPERT_OPTION("learning-rate", NUMBER, learning_rate),
+    EXPERT_OPTION("beta1", NUMBER, beta1),
+    EXPERT_OPTION("beta2", NUMBER, beta2),
+    EXPERT_OPTION("eps", NUMBER, eps),
+    EXPERT_OPTION("weight-decay", NUMBER, weight_decay),
+    EXPERT_OPTION("momentum", NUMBER, momentum),
+    EXPERT_OPTION("clip-grad-norm", NUMBER, clip_grad_norm),
+    EXPERT_OPTION("schedule", TEXT, schedule),
+    EXPERT_OPTION("num-warmup-steps", STEPS, warmup_steps),
+    EXPERT_OPTION("num-training-steps", STEPS, training_steps),
+    EXPERT_OPTION("precision", TEXT, precision),
+};
+
+/* Those that were given; what is not has its default in `out`, the same as in the table above. */
+static void fill_given(const struct options *o, struct skep_expert_options *out)
+{
+    for (size_t i = 0; i < OPTION_COUNT(expert_options); i++) {
+        const struct expert_option *e = &expert_options[i];
+        void *field = (uint8_t *)out + e->offset;
+
+        if (!options_given(o, e->name))
+            continue;
+        if (e->kind == TEXT)
+            *(const char **)field = options_string(o, e->name);
+        else if (e->kind == NUMBER)
+            *(double *)field = options_float(o, e->name);
+        else
+            *(uint64_t *)field = (uint64_t)options_int(o, e->name);
+    }
+}
+
 static void fill_expert_options(const struct options *o, struct skep_expert_options *out)
 {
     skep_expert_options_init(out);
     out->cls = options_string(o, "expert-cls");
     out->hidden_dim = options_int(o, "hidden-dim");
-    out->optimizer = options_string(o, "optimizer");
-    out->learning_rate = options_float(o, "learning-rate");
+    if (options_given(o, "intermediate-dim"))
+        out->intermediate_dim = options_int(o, "intermediate-dim");
+    fill_given(o, out);
 }
 
 /* What the command line says of training; for the rest a checkpoint decides. */
 static void fill_training(const struct options *o, struct skep_expert_options *out)
 {
     skep_expert_options_unset(out);
-    if (options_given(o, "optimizer"))
-        out->optimizer = options_string(o, "optimizer");
-    if (options_given(o, "learning-rate"))
-        out->learning_rate = options_float(o, "learning-rate");
+    fill_given(o, out);
 }
 
 /* Those of the folder; how many are still wanted of the pattern is told. */
@@ -389,9 +502,9 @@ static json_t *json_experts(struct skep_node *node)
     struct skep_expert_stats expert;
 
     for (size_t i = 0; skep_node_expert_stats(node, i, &expert); i++)
-        json_array_append_new(list,
-                              json_pack("{s:s, s:s, s:I}", "uid", expert.uid, "class", expert.cls,
-                                        "parameters", (json_int_t)expert.parameters));
+        json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:I}", "uid", expert.uid, "class",
+                                              expert.cls, "precision", expert.precision,
+                                              "parameters", (json_int_t)expert.parameters));
     return list;
 }
 
@@ -419,11 +532,14 @@ static void print_stats(struct skep_node *node, const char *event)
 
     skep_node_stats(node, &s);
     print_event(json_pack(
-        "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}",
+        "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
+        "s:o, "
+        "s:o}",
         "event", event, "uptime_ms", (json_int_t)s.uptime_ms, "connections",
         (json_int_t)s.connections_open, "calls", (json_int_t)s.calls, "calls_refused",
         (json_int_t)s.calls_refused, "inline_batches", (json_int_t)s.inline_batches, "stalls",
-        (json_int_t)s.stalls, "bytes_in", (json_int_t)s.bytes_in, "bytes_out",
+        (json_int_t)s.stalls, "anomalies", (json_int_t)s.anomalies, "skipped_steps",
+        (json_int_t)s.skipped_steps, "bytes_in", (json_int_t)s.bytes_in, "bytes_out",
         (json_int_t)s.bytes_out, "dht_peers", (json_int_t)s.dht_peers, "publish_rounds",
         (json_int_t)s.publish_rounds, "publish_rounds_failed", (json_int_t)s.publish_rounds_failed,
         "checkpoints_saved", (json_int_t)s.checkpoints_saved, "checkpoints_failed",

@@ -178,6 +178,17 @@ static void repeated_backward_steps_once(void **state)
     skep_node_free(node);
 }
 
+static uint64_t number_in(const struct reply *reply, const char *key)
+{
+    struct mp mp = {0};
+    uint64_t value = UINT64_MAX;
+
+    assert_int_equal(mp_parse(&mp, reply->result.data, reply->result.len, "result", NULL), SKEP_OK);
+    assert_true(mp_u64(mp_get(mp.root, key), &value));
+    mp_free(&mp);
+    return value;
+}
+
 static void failed_step_answers_and_the_next_hundred_succeed(void **state)
 {
     (void)state;
@@ -201,6 +212,11 @@ static void failed_step_answers_and_the_next_hundred_succeed(void **state)
     struct skep_node_stats stats;
     skep_node_stats(node, &stats);
     assert_int_equal(stats.backward.failed, 1);
+    assert_int_equal(stats.anomalies, 1);
+    assert_int_equal(stats.skipped_steps, 1);
+    call(&caller, &(struct request){.method = "info", .uid = "t.1"}, &reply);
+    assert_int_equal(number_in(&reply, "skipped_steps"), 1);
+    reply_fini(&reply);
     skep_tensor_free(x);
     skep_tensor_free(bad);
     caller_fini(&caller);
@@ -228,21 +244,89 @@ static void anomalies_are_refused_where_asked_for(void **state)
     r = backward_of(x, bad, id);
     refused(&caller, &r, SKEP_INVALID_ARGUMENT, "grad_output 0 holds NaN or infinity");
     assert_int_equal(updates(node), 0);
+    struct skep_node_stats stats;
+    skep_node_stats(node, &stats);
+    assert_int_equal(stats.anomalies, 2);
+    assert_int_equal(stats.calls_refused, 2);
     skep_tensor_free(x);
     skep_tensor_free(bad);
     caller_fini(&caller);
     skep_node_free(node);
 }
 
-static uint64_t number_in(const struct reply *reply, const char *key)
+static void an_expert_in_bfloat16_serves_and_says_so(void **state)
 {
+    (void)state;
+    struct skep_node_options options;
+    struct skep_expert_options expert;
+    const uint8_t id[MESSAGE_REQUEST_ID_BYTES] = {7};
+    struct skep_node *node;
+    struct caller caller;
+    DLManagedTensor *x = rows_of(2, 1);
+    struct reply reply;
     struct mp mp = {0};
-    uint64_t value = UINT64_MAX;
+    char text[64];
 
-    assert_int_equal(mp_parse(&mp, reply->result.data, reply->result.len, "result", NULL), SKEP_OK);
-    assert_true(mp_u64(mp_get(mp.root, key), &value));
+    node_options(&options);
+    skep_expert_options_init(&expert);
+    expert.hidden_dim = HIDDEN;
+    expert.precision = "bfloat16";
+    assert_int_equal(skep_node_new(&options, &node, NULL), SKEP_OK);
+    assert_int_equal(skep_node_add_expert(node, "t.1", &expert, NULL), SKEP_OK);
+    start_node(node);
+    caller_init(&caller, node);
+    struct request r = backward_of(x, x, id);
+    call(&caller, &r, &reply);
+    assert_int_equal(reply.status, SKEP_OK);
+    reply_fini(&reply);
+    call(&caller, &(struct request){.method = "info", .uid = "t.1"}, &reply);
+    assert_int_equal(mp_parse(&mp, reply.result.data, reply.result.len, "info", NULL), SKEP_OK);
+    assert_true(mp_str(mp_get(mp.root, "precision"), text, sizeof(text)));
+    assert_string_equal(text, "bfloat16");
     mp_free(&mp);
-    return value;
+    reply_fini(&reply);
+    skep_tensor_free(x);
+    caller_fini(&caller);
+    skep_node_free(node);
+}
+
+static void experts_over_max_memory_are_refused_before_they_are_made(void **state)
+{
+    (void)state;
+    struct skep_node_options options;
+    struct skep_expert_options expert;
+    struct skep_node *node;
+    struct skep_error err;
+
+    node_options(&options);
+    options.max_memory = (uint64_t)1 << 40;
+    skep_expert_options_init(&expert);
+    expert.hidden_dim = 65536; /* 1.2 TB with their gradients each: making one would fail loudly */
+    assert_int_equal(skep_node_new(&options, &node, NULL), SKEP_OK);
+    assert_int_equal(skep_node_add_expert(node, "t.1", &expert, NULL), SKEP_OK);
+    assert_int_equal(skep_node_add_pattern(node, "p.[0:9]", 3, &expert, NULL), SKEP_OK);
+    assert_int_equal(skep_node_start(node, &err), SKEP_RESOURCE_EXHAUSTED);
+    assert_non_null(strstr(err.message, "4 experts"));
+    assert_non_null(strstr(err.message, "at most 1048576 (max_memory)"));
+    skep_node_free(node);
+}
+
+static void bad_options_of_a_pattern_are_refused_when_it_is_added(void **state)
+{
+    (void)state;
+    struct skep_node_options options;
+    struct skep_expert_options expert;
+    struct skep_node *node;
+    struct skep_error err;
+
+    node_options(&options);
+    skep_expert_options_init(&expert);
+    expert.schedule = "sometimes";
+    assert_int_equal(skep_node_new(&options, &node, NULL), SKEP_OK);
+    assert_int_equal(skep_node_add_pattern(node, "p.[0:9]", 1, &expert, &err),
+                     SKEP_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "\"sometimes\" is not known"));
+    skep_node_free(node);
 }
 
 static void info_stats_and_ping_tell_what_docs_say(void **state)
@@ -362,6 +446,9 @@ int main(void)
         cmocka_unit_test(repeated_backward_steps_once),
         cmocka_unit_test(failed_step_answers_and_the_next_hundred_succeed),
         cmocka_unit_test(anomalies_are_refused_where_asked_for),
+        cmocka_unit_test(an_expert_in_bfloat16_serves_and_says_so),
+        cmocka_unit_test(experts_over_max_memory_are_refused_before_they_are_made),
+        cmocka_unit_test(bad_options_of_a_pattern_are_refused_when_it_is_added),
         cmocka_unit_test(info_stats_and_ping_tell_what_docs_say),
         cmocka_unit_test(dial_back_tells_whether_the_callers_port_is_reachable),
     };
