@@ -5,13 +5,15 @@
  *
  *     [u64 header bytes][JSON header, padded with spaces][data, without gaps]
  */
-#include <skep/safetensors.h>
+#include "base/safetensors.h"
 
 #include <assert.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/bytes.h"
@@ -365,7 +367,7 @@ const DLTensor *skep_safetensors_tensor(const struct skep_safetensors *file, siz
     return i < file->count ? &file->entries[i].tensor : NULL;
 }
 
-const DLTensor *skep_safetensors_find(const struct skep_safetensors *file, const char *name)
+static const struct entry *find_entry(const struct skep_safetensors *file, const char *name)
 {
     size_t low = 0;
     size_t high = file->count;
@@ -375,13 +377,33 @@ const DLTensor *skep_safetensors_find(const struct skep_safetensors *file, const
         const struct entry *e = &file->entries[file->by_name[middle]];
         int order = strcmp(name, e->name);
         if (order == 0)
-            return &e->tensor;
+            return e;
         if (order < 0)
             high = middle;
         else
             low = middle + 1;
     }
     return NULL;
+}
+
+const DLTensor *skep_safetensors_find(const struct skep_safetensors *file, const char *name)
+{
+    const struct entry *e = find_entry(file, name);
+
+    return e != NULL ? &e->tensor : NULL;
+}
+
+void safetensors_release(const struct skep_safetensors *file, const char *name)
+{
+    const struct entry *e = find_entry(file, name);
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+
+    /* Advice about memory that is no mapped file would empty it. */
+    if (e == NULL || file->map.data == NULL || e->copy != NULL || e->begin == e->end)
+        return;
+    uintptr_t first = (uintptr_t)e->tensor.data / page * page;
+    uintptr_t last = (uintptr_t)e->tensor.data + (e->end - e->begin);
+    (void)madvise((void *)first, last - first, MADV_DONTNEED);
 }
 
 const char *skep_safetensors_metadata(const struct skep_safetensors *file, const char *key)
