@@ -13,6 +13,8 @@
     X(cmd_dht, "dht", "run a bootstrap peer: no experts, whom others join by")                     \
     X(cmd_find, "find", "look experts up by UID")                                                  \
     X(cmd_call, "call", "call an expert: forward, backward, or show its schema")                   \
+    X(cmd_export, "export", "write an expert's checkpoint as plain weights")                       \
+    X(cmd_import, "import", "turn weights into checkpoints that a node can host")                  \
     X(cmd_bench, "bench", "measure it on this machine")                                            \
     X(cmd_keygen, "keygen", "make the key file of a node or a private swarm")
 

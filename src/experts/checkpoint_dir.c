@@ -283,6 +283,19 @@ static skep_status list_generations(const char *folder, struct generation **out,
     return rc;
 }
 
+bool checkpoint_dir_has(const struct checkpoint_dir *dir, const char *uid)
+{
+    char *folder = join_path(dir->path, uid);
+    struct generation *list = NULL;
+    size_t count = 0;
+
+    if (folder != NULL && list_generations(folder, &list, &count, NULL) != SKEP_OK)
+        count = 0;
+    mem_free(list);
+    mem_free(folder);
+    return count > 0;
+}
+
 static bool is_temp(const char *name)
 {
     return strncmp(name, "checkpoint_", 11) == 0 && strstr(name, ".tmp.") != NULL;

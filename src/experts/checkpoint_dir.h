@@ -53,6 +53,9 @@ void checkpoint_dir_free_names(char **names, size_t count);
 SKEP_MUST_CHECK skep_status checkpoint_dir_check_entry(const struct checkpoint_dir *dir,
                                                        const char *name, struct skep_error *err);
 
+/* Whether an expert has checkpoints, usable or not. */
+bool checkpoint_dir_has(const struct checkpoint_dir *dir, const char *uid);
+
 /* Removes what saves that were cut short have left behind. Open for writing. */
 void checkpoint_dir_clean(const struct checkpoint_dir *dir, const char *uid);
 

@@ -1,0 +1,85 @@
+/* skep export: an expert's newest checkpoint as plain weights. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "cli/command.h"
+#include "cli/options.h"
+#include "cli/output.h"
+#include "experts/checkpoint_dir.h"
+#include "experts/weights.h"
+
+static const struct option_spec specs[] = {
+    {.name = "checkpoint-dir",
+     .kind = OPTION_STRING,
+     .placeholder = "DIR",
+     .required = true,
+     .help = "folder of a node's checkpoints; the node may be running"},
+    {.name = "output",
+     .kind = OPTION_STRING,
+     .placeholder = "FILE",
+     .required = true,
+     .help = "safetensors file to write"},
+    {.name = "json", .kind = OPTION_FLAG, .help = "print what was exported as JSON"},
+};
+
+static const struct option_table table = {
+    .command = "export",
+    .summary = "Writes the parameters of an expert's newest checkpoint as a plain safetensors "
+               "file, which PyTorch's load_state_dict takes as it is.",
+    .example = "skep export ffn.0.1 --checkpoint-dir experts --output ffn.safetensors",
+    .specs = specs,
+    .count = OPTION_COUNT(specs),
+    .positional = "UID",
+    .positional_min = 1,
+    .positional_max = 1,
+};
+
+struct exporting {
+    const char *output;
+    bool json;
+};
+
+static void tell(const struct exporting *e, const struct checkpoint_header *h, const char *path)
+{
+    if (e->json)
+        json_print(json_pack("{s:s, s:s, s:I, s:I, s:s, s:s}", "uid", h->uid, "class",
+                             h->options.cls, "hidden_dim", (json_int_t)h->options.hidden_dim,
+                             "updates", (json_int_t)h->counters.updates, "checkpoint", path,
+                             "output", e->output),
+                   stdout);
+    else
+        printf("%s: weights of %s\n", e->output, path);
+}
+
+static skep_status write_weights(void *arg, const struct checkpoint *checkpoint, const char *path,
+                                 struct skep_error *err)
+{
+    struct exporting *e = arg;
+    skep_status rc = weights_export(checkpoint, e->output, err);
+
+    if (rc == SKEP_OK)
+        tell(e, checkpoint_header(checkpoint), path);
+    return rc;
+}
+
+int cmd_export(int argc, char **argv)
+{
+    struct options o;
+    struct checkpoint_dir dir = {.lock = -1};
+    struct skep_error err = {0};
+    int code;
+
+    if (!options_begin(&o, &table, argc, argv, &code))
+        return code;
+    struct exporting exporting = {
+        .output = options_string(&o, "output"),
+        .json = options_flag(&o, "json"),
+    };
+    skep_status rc = checkpoint_dir_open(&dir, options_string(&o, "checkpoint-dir"), false, &err);
+    if (rc == SKEP_OK)
+        rc = checkpoint_dir_load(&dir, o.positional[0], write_weights, &exporting, &err);
+    checkpoint_dir_close(&dir);
+    options_free(&o);
+    return rc == SKEP_OK ? CLI_DONE : cli_fail(table.command, &err);
+}
