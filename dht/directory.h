@@ -3,7 +3,8 @@
  * them up in bulk, with retries, verification and a cache.
  *
  * Threads: functions from any thread. Callbacks run on the directory's own thread
- * ("skep-directory") with no lock held and must not block.
+ * ("skep-directory") with no lock held and must not block. What OpenDHT hands over is worked off by
+ * that thread or, while somebody waits in directory_get_wait(), by the one who waits.
  */
 #ifndef SKEP_DHT_DIRECTORY_H
 #define SKEP_DHT_DIRECTORY_H

@@ -2,7 +2,8 @@
  * Inside the directory, shared by its files.
  *
  *   directory.c      life cycle, the thread, timers, clock
- *   directory_get.c  requests (what a caller asked) and queries (what is asked of the DHT)
+ *   directory_get.c  requests: what a caller asked
+ *   directory_query.c  queries: what is asked of the DHT
  *   directory_check.c  values that arrived: which to verify, in which order, what they tell
  *   directory_put.c  batches of records to declare
  *
@@ -195,15 +196,27 @@ int64_t directory_clock(const struct directory *d);
 bool directory_has_peers(struct directory *d);
 
 /* directory_get.c. With the lock held: */
+void waiter_attach(struct waiter *w, struct query *q);
+void waiter_detach(struct waiter *w);
+/* Without providers. */
+void waiter_set_result(struct waiter *w, skep_status status);
+/* One UID of the request has its result; at the last one it is completed. */
+void request_count_down(struct directory *d, struct request *r);
+void requests_timers(struct directory *d, uint64_t now_us);
+void requests_cancel_all(struct directory *d);
+/* Without: runs the callbacks of completed requests. */
+void requests_run_completed(struct directory *d);
+
+/* directory_query.c. With the lock held: */
+/* One that can be joined; NULL: there is none. */
+struct query *query_find(struct directory *d, const uint8_t *key);
+/* @param uid  NULL: records of our own. NULL if memory is short or too many are open. */
+struct query *query_new(struct directory *d, const uint8_t *key, const char *uid);
 void queries_start(struct directory *d, uint64_t now_us);
 void query_answer(struct directory *d, struct query *q, skep_status status);
 void query_done(struct directory *d, struct ask *ask, bool ok);
 void queries_conclude(struct directory *d, bool has_peers, uint64_t now_us);
 void queries_timers(struct directory *d, uint64_t now_us);
-void requests_timers(struct directory *d, uint64_t now_us);
-void requests_cancel_all(struct directory *d);
-/* Without: runs the callbacks of completed requests. */
-void requests_run_completed(struct directory *d);
 void queries_free_all(struct directory *d);
 
 /* directory_check.c. Without the lock, by the worker: */

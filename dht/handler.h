@@ -1,6 +1,16 @@
 /*
  * The DHT handler: a thread that publishes a node's experts, prefixes and state every update
- * period, retries what failed, and withdraws at shutdown.
+ * period, retries what failed, and withdraws at shutdown. It also tells the directory which experts
+ * are our own (directory_set_local()).
+ *
+ * Rounds: at start, at once when the first peer appears, 5 s after the first round among peers,
+ * then every period less up to a tenth. Failed records are tried again after 1 s, 2 s, 4 s..., a
+ * period at most. Beside each round it looks for records of its own identity: if an earlier run was
+ * dated by a clock ahead of ours, its sequence numbers are continued (directory_now_ms()).
+ *
+ * Withdrawing replaces each record that may still be found by one that says "offline" (an empty
+ * list of coordinates for a prefix) and that lives until the replaced one would have been refused
+ * by the last reader, so that it cannot come back from a node that was not reached.
  */
 #ifndef SKEP_DHT_HANDLER_H
 #define SKEP_DHT_HANDLER_H
@@ -15,7 +25,7 @@ struct handler;
 
 struct handler_config {
     struct swarm *swarm;      /* borrowed until handler_free() */
-    uint32_t update_period_s; /* default 30, at least 1 (expiration is max(2 x, 60 s)) */
+    uint32_t update_period_s; /* default 30, 1 to 1800 (expiration is max(2 x, 60 s)) */
     size_t endpoint_count;    /* announced; may be 0 while unknown: nothing is published */
     struct endpoint endpoints[RECORD_MAX_ENDPOINTS];
     uint32_t features;

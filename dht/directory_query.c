@@ -1,0 +1,305 @@
+/*
+ * Queries: one key being asked of the DHT, for every request that waits for it.
+ *
+ *   WAITING -> ASKED -> answered at the first record that verifies -> LINGERING -> freed
+ *              ASKED -> came back empty -> PAUSED -> WAITING -> ASKED -> miss
+ */
+#include "dht/directory_internal.h"
+
+#include <sodium.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+
+enum { MAX_ATTEMPTS = 2 };
+
+static struct query **table_slot(struct directory *d, const uint8_t *key)
+{
+    return &d->table[load_u32(key) % QUERY_BUCKETS];
+}
+
+struct query *query_find(struct directory *d, const uint8_t *key)
+{
+    struct query *q = *table_slot(d, key);
+
+    while (q != NULL && memcmp(q->key, key, RECORD_KEY_BYTES) != 0)
+        q = q->chain;
+    return q;
+}
+
+static void leave_table(struct directory *d, struct query *q)
+{
+    if (!q->in_table)
+        return;
+    struct query **link = table_slot(d, q->key);
+    while (*link != q)
+        link = &(*link)->chain;
+    *link = q->chain;
+    q->in_table = false;
+}
+
+static void wait_for_slot(struct directory *d, struct query *q)
+{
+    q->state = QUERY_WAITING;
+    q->fifo = NULL;
+    *d->waiting_last = q;
+    d->waiting_last = &q->fifo;
+}
+
+/* uid NULL: records of our own under this key. NULL: memory is short or too many are open. */
+struct query *query_new(struct directory *d, const uint8_t *key, const char *uid)
+{
+    if (d->query_count >= MAX_QUERIES)
+        return NULL;
+    struct query *q = mem_calloc(1, sizeof(*q));
+    if (q == NULL)
+        return NULL;
+    memcpy(q->key, key, RECORD_KEY_BYTES);
+    if (uid != NULL) {
+        memcpy(q->uid, uid, strlen(uid) + 1); /* uid_is_valid() bounds it by UID_BYTES */
+        q->chain = *table_slot(d, key);
+        *table_slot(d, key) = q;
+        q->in_table = true;
+    } else {
+        q->own = true;
+    }
+    q->next = d->queries;
+    q->link = &d->queries;
+    if (q->next != NULL)
+        q->next->link = &q->next;
+    d->queries = q;
+    d->query_count++;
+    q->check_us = clock_mono_us() + PEER_CHECK_FIRST_US;
+    directory_due(d, q->check_us);
+    wait_for_slot(d, q);
+    return q;
+}
+
+static void release_slot(struct directory *d, struct query *q)
+{
+    if (q->holds_slot)
+        d->gets_in_flight--;
+    q->holds_slot = false;
+}
+
+/* Only on the directory's thread, and not while q is in the FIFO. */
+static void free_query(struct directory *d, struct query *q)
+{
+    leave_table(d, q);
+    release_slot(d, q);
+    *q->link = q->next;
+    if (q->next != NULL)
+        q->next->link = q->link;
+    d->query_count--;
+    for (struct ask *ask = d->oldest_ask; q->asks > 0 && ask != NULL; ask = ask->newer)
+        if (ask->owner == q) {
+            ask->owner = NULL;
+            q->asks--;
+        }
+    provider_set_free(&q->found);
+    mem_free(q);
+}
+
+void queries_free_all(struct directory *d)
+{
+    d->waiting = d->ended = NULL;
+    d->waiting_last = &d->waiting;
+    while (d->queries != NULL)
+        free_query(d, d->queries);
+}
+
+static void leave_fifo(struct directory *d, struct query *q)
+{
+    struct query **link = &d->waiting;
+
+    while (*link != q)
+        link = &(*link)->fifo;
+    *link = q->fifo;
+    if (d->waiting_last == &q->fifo)
+        d->waiting_last = link;
+}
+
+static void linger(struct directory *d, struct query *q)
+{
+    if (q->state == QUERY_WAITING)
+        leave_fifo(d, q);
+    leave_table(d, q);
+    release_slot(d, q);
+    q->state = QUERY_LINGERING;
+    q->linger_until_us = clock_mono_us() + LINGER_US;
+    directory_due(d, q->linger_until_us);
+}
+
+void query_answer(struct directory *d, struct query *q, skep_status status)
+{
+    struct lookup_result *first = NULL;
+
+    while (q->waiters != NULL) {
+        struct waiter *w = q->waiters;
+        struct request *r = w->request;
+        waiter_detach(w);
+        waiter_set_result(w, status);
+        if (r->results != NULL && status == SKEP_OK) {
+            struct lookup_result *result = &r->results[w - r->waiters];
+            if (first == NULL)
+                result->provider_count =
+                    provider_set_list(&q->found, result->providers, DIRECTORY_MAX_PROVIDERS);
+            else
+                *result = *first;
+            first = result;
+        }
+        request_count_down(d, r);
+    }
+    if (status == SKEP_NOT_FOUND && !q->own) {
+        struct cache_entry *e = lookup_cache_touch(&d->cache, q->key);
+        if (e != NULL)
+            e->miss_until_us = clock_mono_us() + d->miss_ttl_us;
+        d->stats.get_misses++;
+    }
+    linger(d, q);
+}
+
+static void ask_dht(struct directory *d, struct query *q, uint64_t now_us)
+{
+    struct ask *ask = directory_ask(d, q, SIZE_MAX, now_us);
+
+    if (ask == NULL) {
+        query_answer(d, q, SKEP_RESOURCE_EXHAUSTED);
+        return;
+    }
+    leave_fifo(d, q);
+    q->state = QUERY_ASKED;
+    q->ask = ask;
+    q->asks++;
+    q->attempts++;
+    q->asked_us = now_us;
+    q->holds_slot = true;
+    d->gets_in_flight++;
+    d->stats.gets++;
+    directory_due(d, now_us + SLOT_HOLD_US);
+    runner_get_replies(d->runner, q->key, inbox_on_value, inbox_on_reply, inbox_on_done, ask);
+}
+
+void queries_start(struct directory *d, uint64_t now_us)
+{
+    while (d->waiting != NULL && d->gets_in_flight < d->max_in_flight && directory_may_ask(d)) {
+        struct query *q = d->waiting;
+        if (q->waiters == NULL) /* its callers gave up meanwhile */
+            linger(d, q);
+        else
+            ask_dht(d, q, now_us);
+    }
+}
+
+void query_done(struct directory *d, struct ask *ask, bool ok)
+{
+    struct query *q = ask->owner;
+
+    q->asks--;
+    if (q->ask == ask) {
+        q->ask = NULL;
+        release_slot(d, q);
+        if (q->state == QUERY_ASKED) {
+            q->state = QUERY_ENDED;
+            q->ended_ok = ok;
+            q->fifo = d->ended;
+            d->ended = q;
+        }
+    }
+    if (q->state == QUERY_LINGERING && q->asks == 0)
+        free_query(d, q);
+}
+
+/* An attempt came back without a record that verifies. */
+static void conclude_query(struct directory *d, struct query *q, bool has_peers, uint64_t now_us)
+{
+    bool last = q->attempts >= MAX_ATTEMPTS || (q->own && q->verifications > 0);
+
+    if (q->found.withdrawn > 0) {
+        query_answer(d, q, SKEP_NOT_FOUND); /* whoever served it said so: nothing to doubt */
+    } else if (!has_peers) {
+        query_answer(d, q, SKEP_UNAVAILABLE);
+    } else if (last) {
+        query_answer(d, q, q->ended_ok ? SKEP_NOT_FOUND : SKEP_UNAVAILABLE);
+    } else {
+        q->state = QUERY_PAUSED;
+        q->again_us = now_us + RETRY_PAUSE_US + randombytes_uniform(RETRY_PAUSE_US);
+        directory_due(d, q->again_us);
+        d->stats.get_retries++;
+    }
+}
+
+/* Nobody to ask, and OpenDHT holds gets back then. Those in our own FIFO stay there without
+ * waiters, and are dropped at their turn. */
+static void answer_unavailable(struct directory *d)
+{
+    for (struct query *q = d->queries; q != NULL; q = q->next) {
+        while (q->state == QUERY_WAITING && q->waiters != NULL) {
+            struct waiter *w = q->waiters;
+            waiter_detach(w);
+            waiter_set_result(w, SKEP_UNAVAILABLE);
+            request_count_down(d, w->request);
+        }
+        if (q->state == QUERY_ASKED || q->state == QUERY_PAUSED)
+            query_answer(d, q, SKEP_UNAVAILABLE);
+    }
+}
+
+void queries_conclude(struct directory *d, bool has_peers, uint64_t now_us)
+{
+    while (d->ended != NULL) {
+        struct query *q = d->ended;
+        d->ended = q->fifo;
+        conclude_query(d, q, has_peers, now_us);
+    }
+    if (d->check_peers && !has_peers)
+        answer_unavailable(d);
+    d->check_peers = false;
+}
+
+/* Timers of a query that OpenDHT has. */
+static void asked_timers(struct directory *d, struct query *q, uint64_t now_us)
+{
+    uint64_t limit = q->asked_us + (q->attempts < MAX_ATTEMPTS ? ATTEMPT_US : LAST_ATTEMPT_US);
+
+    if (q->holds_slot && q->asked_us + SLOT_HOLD_US <= now_us)
+        release_slot(d, q);
+    if (q->holds_slot)
+        directory_due(d, q->asked_us + SLOT_HOLD_US);
+    if (q->waiters == NULL) {
+        linger(d, q);
+    } else if (limit > now_us) {
+        directory_due(d, limit);
+    } else if (q->attempts < MAX_ATTEMPTS) {
+        d->stats.get_retries++;
+        release_slot(d, q);
+        wait_for_slot(d, q);
+    } else {
+        query_answer(d, q, SKEP_DEADLINE_EXCEEDED);
+    }
+}
+
+void queries_timers(struct directory *d, uint64_t now_us)
+{
+    for (struct query *q = d->queries, *next; q != NULL; q = next) {
+        next = q->next;
+        if (q->state == QUERY_PAUSED && q->waiters == NULL)
+            linger(d, q);
+        if (q->state == QUERY_PAUSED && q->again_us <= now_us)
+            wait_for_slot(d, q);
+        if (q->state == QUERY_PAUSED)
+            directory_due(d, q->again_us);
+        if (q->state == QUERY_ASKED)
+            asked_timers(d, q, now_us);
+        if (q->state != QUERY_LINGERING && q->check_us <= now_us) {
+            q->check_us = now_us + PEER_CHECK_US;
+            d->check_peers = true;
+        }
+        if (q->state == QUERY_LINGERING && (q->asks == 0 || q->linger_until_us <= now_us)) {
+            free_query(d, q);
+            continue;
+        }
+        directory_due(d, q->state == QUERY_LINGERING ? q->linger_until_us : q->check_us);
+    }
+}
