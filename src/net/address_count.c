@@ -59,7 +59,11 @@ void address_count_free(struct address_count *table)
     mem_free(table);
 }
 
-/* False for loopback and for families that are not IP: those are not counted. */
+/*
+ * What a connection is counted by. IPv4: the address. IPv6: its /64, the least that a provider
+ * hands out: whoever has one address of it has them all, and would never reach a limit for each.
+ * False for loopback and for families that are not IP: those are not counted.
+ */
 static bool countable(const struct sockaddr *sa, uint8_t ip[static 16])
 {
     struct in6_addr a = {0};
@@ -79,6 +83,8 @@ static bool countable(const struct sockaddr *sa, uint8_t ip[static 16])
     }
     if (IN6_IS_ADDR_LOOPBACK(&a) || (IN6_IS_ADDR_V4MAPPED(&a) && a.s6_addr[12] == 127))
         return false;
+    if (!IN6_IS_ADDR_V4MAPPED(&a))
+        memset(a.s6_addr + 8, 0, 8);
     memcpy(ip, &a, 16);
     return true;
 }

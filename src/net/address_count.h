@@ -1,6 +1,7 @@
 /*
  * How many connections each remote IP address has, so that one address cannot take them all.
- * The port does not count; an IPv4 address and its v4-mapped IPv6 form are one.
+ * The port does not count; an IPv4 address and its v4-mapped IPv6 form are one. All IPv6 addresses
+ * of one /64 count as one: that is what a single customer gets, to choose addresses from at will.
  * Thread: any.
  */
 #ifndef SKEP_NET_ADDRESS_COUNT_H

@@ -37,7 +37,8 @@ struct server_config {
     struct endpoint listen; /* port 0 picks one; every address of a name is listened on */
     unsigned io_threads;
     unsigned max_connections;             /* beyond: the newest is closed, counted, logged */
-    unsigned max_connections_per_address; /* the same for one remote IP; loopback is not counted */
+    unsigned max_connections_per_address; /* the same for one IPv4 address or IPv6 /64; loopback is
+                                             not counted */
     const struct identity *identity;      /* borrowed until server_free() */
     const uint8_t *psk;                   /* as session_config */
     bool plaintext;

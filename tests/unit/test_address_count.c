@@ -64,6 +64,25 @@ static void mapped_address_counts_as_the_ipv4_address_it_is(void **state)
     address_count_free(table);
 }
 
+static void addresses_of_one_v6_network_count_as_one(void **state)
+{
+    (void)state;
+    struct address_count *table;
+
+    assert_int_equal(address_count_new(100, 2, &table, NULL), SKEP_OK);
+    assert_true(add(table, "2001:db8:1:2::1"));
+    assert_true(add(table, "2001:db8:1:2:ffff::7"));
+    assert_false(add(table, "2001:db8:1:2:3:4:5:6"));
+    assert_true(add(table, "2001:db8:1:3::1"));
+    take_back(table, "2001:db8:1:2::1");
+    assert_true(add(table, "2001:db8:1:2:3:4:5:6"));
+    /* Mapped IPv4 addresses share their first 64 bits, and are different peers all the same. */
+    assert_true(add(table, "::ffff:192.0.2.1"));
+    assert_true(add(table, "::ffff:192.0.2.1"));
+    assert_true(add(table, "::ffff:192.0.2.2"));
+    address_count_free(table);
+}
+
 static void loopback_is_not_counted(void **state)
 {
     (void)state;
@@ -117,6 +136,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(address_over_its_share_is_refused_and_others_are_not),
         cmocka_unit_test(mapped_address_counts_as_the_ipv4_address_it_is),
+        cmocka_unit_test(addresses_of_one_v6_network_count_as_one),
         cmocka_unit_test(loopback_is_not_counted),
         cmocka_unit_test(random_order_agrees_with_a_plain_array),
     };
