@@ -114,6 +114,21 @@ uint64_t provider_set_seq(const struct provider_set *set,
     return 0;
 }
 
+/*
+ * Whether there is room for h, `known` being what it would replace (or NULL). A peer's own entry
+ * may always become a withdrawal, over the limit of these too: were it dropped for lack of room,
+ * nothing would remember it, and a replay of the older record would bring the peer back to life.
+ * The sum of both limits holds all the same, since newcomers are counted against it.
+ */
+static bool has_room(const struct provider_set *set, const struct held *known, const struct held *h)
+{
+    if (known != NULL && (h->offline || !known->offline))
+        return true;
+    if (known == NULL && set->live + set->withdrawn >= 2 * DIRECTORY_MAX_PROVIDERS)
+        return false;
+    return (h->offline ? set->withdrawn : set->live) < DIRECTORY_MAX_PROVIDERS;
+}
+
 bool provider_set_merge(struct provider_set *set, const struct record *record, int64_t now_s)
 {
     struct held **known = find(set, record->peer_id);
@@ -123,16 +138,16 @@ bool provider_set_merge(struct provider_set *set, const struct record *record, i
     struct held *h = pack(record);
     if (h == NULL)
         return false;
+    if (!has_room(set, known != NULL ? *known : NULL, h)) {
+        provider_set_expire(set, now_s);
+        known = find(set, record->peer_id); /* links have moved, and it may have expired itself */
+        if (!has_room(set, known != NULL ? *known : NULL, h)) {
+            mem_free(h);
+            return false;
+        }
+    }
     if (known != NULL)
         take_out(set, known);
-
-    size_t *count = h->offline ? &set->withdrawn : &set->live;
-    if (*count >= DIRECTORY_MAX_PROVIDERS)
-        provider_set_expire(set, now_s);
-    if (*count >= DIRECTORY_MAX_PROVIDERS) {
-        mem_free(h);
-        return false;
-    }
     put_in(set, h);
     return true;
 }

@@ -1,7 +1,8 @@
 /*
  * The verified nodes behind one UID: at most DIRECTORY_MAX_PROVIDERS that serve it, and as many
- * that withdrew it. Kept small (text of endpoints packed), because the cache holds tens of
- * thousands of these. No lock of its own: the owner guards it.
+ * that withdrew it (more only where they served it before, within the sum of the two). Kept small
+ * (text of endpoints packed), because the cache holds tens of thousands of these. No lock of its
+ * own: the owner guards it.
  */
 #ifndef SKEP_DHT_PROVIDER_SET_H
 #define SKEP_DHT_PROVIDER_SET_H
@@ -25,8 +26,9 @@ uint64_t provider_set_seq(const struct provider_set *set,
 
 /*
  * Takes in a verified expert record: a newer one of a peer replaces the older. When the set is full
- * those already there stay (a flood of new peers must not push out one that is known to be good).
- * Returns whether the set changed.
+ * those already there stay (a flood of new peers must not push out one that is known to be good),
+ * and so does a withdrawal when its peer is back but there is no room for it among those that
+ * serve. Returns whether the set changed.
  */
 bool provider_set_merge(struct provider_set *set, const struct record *record, int64_t now_s);
 

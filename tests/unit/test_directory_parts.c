@@ -103,6 +103,46 @@ static void a_full_set_keeps_those_it_knows(void **state)
     provider_set_free(&set);
 }
 
+static void a_withdrawal_counts_however_many_there_are(void **state)
+{
+    (void)state;
+    struct provider_set set = {0};
+    const uint8_t peer[PEER_ID_BYTES] = {5};
+
+    for (uint8_t i = 0; i < DIRECTORY_MAX_PROVIDERS; i++) {
+        assert_true(merge(&set, i, 50, 2000, false));
+        assert_true(merge(&set, (uint8_t)(100 + i), 50, 2000, true));
+    }
+    assert_true(merge(&set, 5, 60, 2000, true));
+    assert_int_equal(provider_set_seq(&set, peer), 60);
+    assert_false(merge(&set, 5, 50, 2000, false)); /* replayed */
+    assert_int_equal(set.live, DIRECTORY_MAX_PROVIDERS - 1);
+    /* The place that became free is taken up by remembering: the set grows no further. */
+    assert_false(merge(&set, 200, 70, 2000, false));
+    assert_false(merge(&set, 201, 70, 2000, true));
+    assert_int_equal(set.live + set.withdrawn, 2 * DIRECTORY_MAX_PROVIDERS);
+    assert_true(merge(&set, 5, 61, 2000, false));
+    assert_int_equal(set.live, DIRECTORY_MAX_PROVIDERS);
+    provider_set_free(&set);
+}
+
+static void a_withdrawal_outlives_a_return_for_which_there_is_no_room(void **state)
+{
+    (void)state;
+    struct provider_set set = {0};
+    const uint8_t peer[PEER_ID_BYTES] = {100};
+
+    assert_true(merge(&set, 100, 50, 2000, true));
+    for (uint8_t i = 0; i < DIRECTORY_MAX_PROVIDERS; i++)
+        assert_true(merge(&set, i, 50, i == 3 ? 1010 : 2000, false));
+    assert_false(merge(&set, 100, 60, 2000, false));
+    assert_int_equal(provider_set_seq(&set, peer), 50);
+    provider_set_expire(&set, 1010);
+    assert_false(merge(&set, 100, 40, 2000, false)); /* replayed, now that there would be room */
+    assert_true(merge(&set, 100, 60, 2000, false));
+    provider_set_free(&set);
+}
+
 static void expired_providers_go(void **state)
 {
     (void)state;
@@ -379,6 +419,8 @@ int main(void)
         cmocka_unit_test(providers_come_back_whole_and_freshest_first),
         cmocka_unit_test(only_a_newer_record_of_a_peer_counts),
         cmocka_unit_test(a_full_set_keeps_those_it_knows),
+        cmocka_unit_test(a_withdrawal_counts_however_many_there_are),
+        cmocka_unit_test(a_withdrawal_outlives_a_return_for_which_there_is_no_room),
         cmocka_unit_test(expired_providers_go),
         cmocka_unit_test(a_failed_allocation_leaves_a_set_as_it_was),
         cmocka_unit_test(the_cache_is_bounded_and_drops_the_oldest),
