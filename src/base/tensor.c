@@ -1,7 +1,6 @@
 /* DLPack tensors with counted memory. */
 #include "base/tensor.h"
 
-#include <assert.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdatomic.h>
@@ -218,6 +217,11 @@ void *skep_tensor_data(const DLTensor *tensor)
     return tensor->data == NULL ? NULL : (uint8_t *)tensor->data + tensor->byte_offset;
 }
 
+bool tensor_is_sliceable(const DLManagedTensor *tensor)
+{
+    return tensor->deleter == delete_tensor;
+}
+
 skep_status tensor_slice(DLManagedTensor *base, int64_t first, int64_t rows, DLManagedTensor **out,
                          struct skep_error *err)
 {
@@ -226,8 +230,11 @@ skep_status tensor_slice(DLManagedTensor *base, int64_t first, int64_t rows, DLM
     int64_t shape[SKEP_TENSOR_MAX_DIMS];
     size_t row = 1;
 
-    assert(base->deleter == delete_tensor);
     *out = NULL;
+    if (!tensor_is_sliceable(base))
+        return error_set(
+            err, SKEP_INVALID_ARGUMENT,
+            "tensor: not made by skep_tensor_new(), expected memory that can be shared");
     if (t->ndim < 1 || first < 0 || rows < 0 || first > t->shape[0] || rows > t->shape[0] - first)
         return error_set(err, SKEP_INVALID_ARGUMENT,
                          "tensor: %" PRId64 " rows from row %" PRId64 " of a tensor with %" PRId64,

@@ -17,11 +17,16 @@ bool shape_count(int ndim, const int64_t *shape, size_t *out);
 /*
  * A view of rows [first, first + rows) along dimension 0 that keeps `base` alive: the memory is
  * shared and counted, freed when the last of base and its slices is freed, in any order and on any
- * thread. `base` must come from skep_tensor_new() or tensor_slice() (checked by an assertion).
+ * thread.
  * @param out  owned: skep_tensor_free().
+ * @return SKEP_INVALID_ARGUMENT if base has no such rows or is not tensor_is_sliceable().
  */
 SKEP_MUST_CHECK skep_status tensor_slice(DLManagedTensor *base, int64_t first, int64_t rows,
                                          DLManagedTensor **out, struct skep_error *err);
+
+/* Whether it comes from skep_tensor_new() or tensor_slice(). The memory of others is not counted; a
+ * plugin may hand one out, whatever it was told. */
+bool tensor_is_sliceable(const DLManagedTensor *tensor);
 
 /* Writes "[3, 64] F32" (cut to cap) for messages; returns text. */
 const char *tensor_describe(const DLTensor *t, char *text, size_t cap);

@@ -93,7 +93,8 @@ static void drop_outputs(struct batch *batch)
     }
 }
 
-/* An expert that gives back other rows than it got would mix its callers up. */
+/* An expert that gives back other rows than it got would mix its callers up. Experts may come from
+ * a plugin, so all that slicing needs is checked here. */
 static skep_status check_outputs(struct batch *batch)
 {
     const struct task_pool_config *config = &batch->pool->config;
@@ -109,6 +110,10 @@ static skep_status check_outputs(struct batch *batch)
                 output != NULL && output->dl_tensor.ndim > 0 ? output->dl_tensor.shape[0]
                                                              : (int64_t)0,
                 batch->rows);
+        if (!tensor_is_sliceable(output)) /* also in a batch of one: or it would fail under load */
+            return error_set(&batch->err, SKEP_INTERNAL,
+                             "%s: output %zu was not made by skep_tensor_new(), as it has to be",
+                             config->name, i);
     }
     return SKEP_OK;
 }

@@ -41,6 +41,25 @@ static void slices_outside_the_rows_are_refused(void **state)
     skep_tensor_free(base);
 }
 
+static void tensors_of_others_are_not_sliced(void **state)
+{
+    (void)state;
+    float data[4] = {0};
+    int64_t shape[1] = {4};
+    DLManagedTensor foreign = {.dl_tensor = {.data = data,
+                                             .device = {.device_type = kDLCPU},
+                                             .ndim = 1,
+                                             .dtype = DTYPE_F32,
+                                             .shape = shape}};
+    DLManagedTensor *slice = &foreign;
+    struct skep_error err;
+
+    assert_false(tensor_is_sliceable(&foreign));
+    assert_int_equal(tensor_slice(&foreign, 0, 2, &slice, &err), SKEP_INVALID_ARGUMENT);
+    assert_null(slice);
+    assert_non_null(strstr(err.message, "skep_tensor_new"));
+}
+
 static void hostile_shapes_are_refused(void **state)
 {
     (void)state;
@@ -134,6 +153,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(slices_keep_memory_alive_in_any_order),
         cmocka_unit_test(slices_outside_the_rows_are_refused),
+        cmocka_unit_test(tensors_of_others_are_not_sliced),
         cmocka_unit_test(hostile_shapes_are_refused),
         cmocka_unit_test(every_failed_allocation_is_reported),
         cmocka_unit_test(strided_tensors_are_refused),
