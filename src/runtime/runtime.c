@@ -401,6 +401,18 @@ skep_status runtime_new(struct runtime **out, struct skep_error *err)
     return SKEP_OK;
 }
 
+/* Takes back a watchdog that has nobody to watch. The lock is held, and released for waiting: for so
+ * long tasks are refused, as if the runtime were stopping. */
+static void end_watchdog(struct runtime *runtime)
+{
+    runtime->stopping = true;
+    pthread_cond_broadcast(&runtime->watch);
+    pthread_mutex_unlock(&runtime->lock);
+    thread_join(&runtime->watchdog);
+    pthread_mutex_lock(&runtime->lock);
+    runtime->stopping = false;
+}
+
 skep_status runtime_start(struct runtime *runtime, struct skep_error *err)
 {
     skep_status rc = SKEP_OK;
@@ -408,11 +420,15 @@ skep_status runtime_start(struct runtime *runtime, struct skep_error *err)
     pthread_mutex_lock(&runtime->lock);
     if (runtime->started || runtime->stopping)
         rc = error_set(err, SKEP_FAILED_PRECONDITION, "runtime: started before");
-    if (rc == SKEP_OK)
+    else
         rc = thread_start(&runtime->watchdog, "skep-watchdog", watchdog_main, runtime, err);
-    if (rc == SKEP_OK)
+    if (rc == SKEP_OK) {
         rc = add_worker(runtime, err);
-    runtime->started = rc == SKEP_OK;
+        if (rc == SKEP_OK)
+            runtime->started = true;
+        else
+            end_watchdog(runtime);
+    }
     pthread_mutex_unlock(&runtime->lock);
     return rc;
 }

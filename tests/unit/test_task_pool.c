@@ -1,7 +1,9 @@
 /* Task pools and the runtime, with work functions that are made up here. */
 #include "unit.h"
 
+#include <dirent.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,6 +35,7 @@ struct fake {
     bool hold;         /* block in work until it is cleared */
     bool fail;         /* answer SKEP_INTERNAL */
     bool short_by_one; /* give one row too few */
+    bool foreign;      /* give a tensor that is not of skep_tensor_new() */
     float poison;      /* fail if the first element of some row is this */
     size_t batches;
     int64_t rows[MAX_BATCHES];
@@ -61,6 +64,33 @@ static void changed_now(void)
         assert_true(wait_held);                                                                    \
     } while (0)
 
+/* What a plugin might make by itself: all in one piece of memory. */
+struct foreign {
+    DLManagedTensor managed;
+    int64_t shape[2];
+    float data[];
+};
+
+static void delete_foreign(DLManagedTensor *tensor)
+{
+    free(tensor);
+}
+
+static DLManagedTensor *foreign_output(int64_t rows, int64_t width)
+{
+    struct foreign *f = calloc(1, sizeof(*f) + (size_t)(rows * width) * sizeof(float));
+
+    f->shape[0] = rows;
+    f->shape[1] = width;
+    f->managed = (DLManagedTensor){.dl_tensor = {.data = f->data,
+                                                 .device = {.device_type = kDLCPU},
+                                                 .ndim = 2,
+                                                 .dtype = DTYPE_F32,
+                                                 .shape = f->shape},
+                                   .deleter = delete_foreign};
+    return &f->managed;
+}
+
 static skep_status fake_work(void *arg, const DLTensor *inputs, size_t input_count,
                              DLManagedTensor **outputs, struct skep_error *err)
 {
@@ -85,6 +115,7 @@ static skep_status fake_work(void *arg, const DLTensor *inputs, size_t input_cou
     fake->held--;
     bool fail = fake->fail;
     bool short_by_one = fake->short_by_one;
+    bool foreign = fake->foreign;
     changed_now();
 
     for (int64_t r = 0; r < shape[0]; r++)
@@ -93,6 +124,10 @@ static skep_status fake_work(void *arg, const DLTensor *inputs, size_t input_cou
         return error_set(err, SKEP_INTERNAL, "fake %d failed", fake->id);
     if (short_by_one)
         shape[0]--;
+    if (foreign) {
+        outputs[0] = foreign_output(shape[0], shape[1]);
+        return SKEP_OK;
+    }
     skep_status rc = skep_tensor_new(DTYPE_F32, 2, shape, &outputs[0], err);
     if (rc != SKEP_OK)
         return rc;
@@ -307,6 +342,82 @@ static void sixty_four_single_rows_make_one_batch(void **state)
     assert_int_equal(stats.queued_tasks, 0);
     assert_int_equal(stats.queued_rows, 0);
     runtime_free(runtime);
+}
+
+static void outputs_that_cannot_be_split_fail_the_batch(void **state)
+{
+    (void)state;
+    struct runtime *runtime = new_runtime();
+    struct fake fake = {.foreign = true};
+    struct task_pool *pool =
+        new_pool(runtime, &fake, (struct task_pool_config){.max_batch_size = 64});
+    struct call calls[2];
+
+    for (size_t i = 0; i < 2; i++) {
+        call_init(&calls[i], 2, (float)i);
+        submit(pool, &calls[i]);
+    }
+    start(runtime);
+    for (size_t i = 0; i < 2; i++) {
+        WAIT_FOR(calls[i].done == 1);
+        assert_int_equal(calls[i].status, SKEP_INTERNAL);
+        assert_non_null(strstr(calls[i].err.message, "skep_tensor_new"));
+        call_fini(&calls[i]);
+    }
+    assert_int_equal(fake.batches, 1);
+    runtime_free(runtime);
+}
+
+static unsigned count_threads(void)
+{
+    unsigned count = 0;
+    DIR *dir = opendir("/proc/self/task");
+
+    assert_non_null(dir);
+    while (readdir(dir) != NULL)
+        count++;
+    closedir(dir);
+    return count;
+}
+
+/* A thread that has been joined may be listed for a moment longer. */
+static void assert_threads(unsigned expected)
+{
+    uint64_t deadline = clock_deadline_us(WAIT_MS);
+
+    while (count_threads() != expected && clock_mono_us() < deadline)
+        sched_yield();
+    assert_int_equal(count_threads(), expected);
+}
+
+static void start_that_failed_leaves_no_thread_and_may_be_repeated(void **state)
+{
+    (void)state;
+    bool failed = true;
+
+    for (long n = 1; failed; n++) {
+        struct runtime *runtime = new_runtime();
+        struct fake fake = {0};
+        struct task_pool *pool = new_pool(runtime, &fake, (struct task_pool_config){0});
+        struct call call;
+        unsigned threads = count_threads();
+
+        mem_fail_at(n);
+        failed = runtime_start(runtime, NULL) != SKEP_OK;
+        mem_fail_at(0);
+        if (failed) {
+            assert_threads(threads);
+            start(runtime);
+        }
+        call_init(&call, 1, 1);
+        submit(pool, &call);
+        WAIT_FOR(call.done == 1);
+        assert_true(call.correct);
+        call_fini(&call);
+        runtime_free(runtime);
+        assert_threads(threads);
+        assert_true(n > 1 || failed);
+    }
 }
 
 static void wrong_row_counts_are_refused(void **state)
@@ -964,6 +1075,8 @@ int main(void)
         cmocka_unit_test(single_task_is_not_copied),
         cmocka_unit_test(waiting_tasks_are_joined_up_to_the_limit),
         cmocka_unit_test(sixty_four_single_rows_make_one_batch),
+        cmocka_unit_test(outputs_that_cannot_be_split_fail_the_batch),
+        cmocka_unit_test(start_that_failed_leaves_no_thread_and_may_be_repeated),
         cmocka_unit_test(wrong_row_counts_are_refused),
         cmocka_unit_test(other_shapes_go_in_batches_of_their_own),
         cmocka_unit_test(oldest_pool_goes_first),
