@@ -1,6 +1,6 @@
 # skep_integration_test(NAME TIMEOUT [ALONE]): tests/integration/NAME.py, run with Python's standard
-# library over real processes of the program just built. ALONE: not beside other tests, as it takes
-# thousands of descriptors or changes the network's settings.
+# library over real processes of the program just built. ALONE: not beside other tests, as it opens
+# thousands of connections.
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 
 add_executable(local_expert local_expert.c)
@@ -24,4 +24,15 @@ function(skep_integration_test name timeout)
   endif()
 endfunction()
 
+skep_integration_test(test_addresses 240)
+skep_integration_test(test_call_files 120)
+skep_integration_test(test_crash 300)
 skep_integration_test(test_five_nodes 180)
+skep_integration_test(test_halves 300)
+skep_integration_test(test_many_connections 240 ALONE)
+skep_integration_test(test_namespaces 300)
+skep_integration_test(test_private 180)
+skep_integration_test(test_restart 120)
+skep_integration_test(test_rpc_faults 180)
+skep_integration_test(test_stop 180)
+skep_integration_test(test_usage 180)

@@ -65,13 +65,13 @@ def until(condition, seconds, what, pause=0.05):
 class Process:
     """One background `skep` whose first output line is its facts as JSON."""
 
-    def __init__(self, name, arguments, folder, inside=(), environment=None):
+    def __init__(self, name, arguments, folder, inside=(), environment=None, inherit=False):
         self.name = name
         self.log_path = os.path.join(folder, name + ".log")
         self.log = open(self.log_path, "ab")
         self.popen = subprocess.Popen(list(inside) + [SKEP] + arguments + ["--json"],
                                       stdout=subprocess.PIPE, stderr=self.log,
-                                      stdin=subprocess.DEVNULL,
+                                      stdin=subprocess.DEVNULL, close_fds=not inherit,
                                       env=dict(os.environ, **(environment or {})))
         self.facts = None
 
@@ -93,11 +93,13 @@ class Process:
 
     def wait_ready(self, seconds=30):
         deadline = time.monotonic() + seconds * PATIENCE
+        readable = select.poll()  # select() takes no descriptors from 1024 on
+        readable.register(self.popen.stdout, select.POLLIN)
         line = b""
         while not line.endswith(b"\n"):
             left = deadline - time.monotonic()
             assert left > 0, "%s did not start in %s s:\n%s" % (self.name, seconds, self.read_log())
-            if not select.select([self.popen.stdout], [], [], left)[0]:
+            if not readable.poll(left * 1000):
                 continue
             piece = os.read(self.popen.stdout.fileno(), 65536)
             assert piece, "%s ended at start, exit code %s:\n%s" % (
@@ -171,8 +173,9 @@ class Swarm:
     def path(self, name):
         return os.path.join(self.folder, name)
 
-    def start(self, name, *arguments, ready=True, inside=(), environment=None):
-        process = Process(name, list(arguments), self.folder, inside, environment)
+    def start(self, name, *arguments, ready=True, **more):
+        """`more`: inside (a command that runs it), environment, inherit (open descriptors)."""
+        process = Process(name, list(arguments), self.folder, **more)
         self.processes.append(process)
         if ready:
             process.wait_ready()

@@ -1,0 +1,151 @@
+"""Two hosts with a wire between them, as network namespaces of their own."""
+
+import os
+import shutil
+import subprocess
+
+from swarm import Swarm, call, find, main, skip, until, until_found, until_gone, write_npy
+
+
+class Host:
+    """A namespace, kept by a process that waits for its standard input to end."""
+
+    def __init__(self):
+        self.holder = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE,
+                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        own = os.readlink("/proc/self/ns/net")
+
+        def is_apart():
+            assert self.holder.poll() is None, "unshare --net is not allowed"
+            return os.readlink("/proc/%d/ns/net" % self.holder.pid) != own
+        until(is_apart, 10, "a namespace of its own", pause=0.01)
+        self.inside = ["nsenter", "--net=/proc/%d/ns/net" % self.holder.pid]
+        self.ip("link", "set", "lo", "up")
+
+    def ip(self, *arguments):
+        subprocess.run(self.inside + ["ip"] + list(arguments), check=True,
+                       stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+    def close(self):
+        self.holder.stdin.close()
+        self.holder.kill()
+        self.holder.wait()
+
+
+class Network:
+    """Hosts a (10.9.0.1) and b (10.9.0.2)."""
+
+    def __enter__(self):
+        self.hosts = []
+        try:
+            self.hosts = [Host(), Host()]
+            self.a, self.b = self.hosts
+            self.a.ip("link", "add", "wire", "type", "veth", "peer", "name", "wire", "netns",
+                      str(self.b.holder.pid))
+            for host, address in ((self.a, "10.9.0.1/24"), (self.b, "10.9.0.2/24")):
+                host.ip("address", "add", address, "dev", "wire")
+                host.ip("link", "set", "wire", "up")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        for host in self.hosts:
+            host.close()
+
+    def cut(self):
+        self.b.ip("link", "set", "wire", "down")
+
+    def mend(self):
+        self.b.ip("link", "set", "wire", "up")
+
+
+def tensors(swarm):
+    x = swarm.path("x.npy")
+    write_npy(x, (1, 16), range(16))
+    return "--input", x, "--output", swarm.path("y.npy")
+
+
+def case_the_announced_address_is_the_one_that_peers_see():
+    with Network() as net, Swarm() as swarm:
+        bootstrap = swarm.bootstrap(listen="0.0.0.0:*", inside=net.a.inside)
+        assert bootstrap.peer.startswith("10.9.0.1:"), bootstrap.facts
+        node = swarm.node("node", ["ffn.0.0"], [bootstrap.peer], listen="0.0.0.0:*",
+                          inside=net.b.inside)
+        assert node.peer.startswith("10.9.0.2:"), node.facts
+        seen = "10.9.0.2:%d" % node.port
+
+        def found(host):
+            return [p["endpoint"] for p in find(bootstrap.peer, "ffn.0.0", inside=host.inside)[
+                "ffn.0.0"]] == [seen]
+        for host in net.hosts:
+            until(lambda: found(host), 30, "the node is found at " + seen)
+            answer = call("ffn.0.0", *tensors(swarm), peers=bootstrap.peer, inside=host.inside)
+            assert answer["peer_id"] == node.facts["peer_id"], answer
+        # A second one, which joins through the first, and serves on the other host.
+        other = swarm.node("other", ["ffn.1.0"], [node.peer], listen="10.9.0.1:*",
+                           inside=net.a.inside)
+        until_found(node.peer, "ffn.1.0", other, inside=net.b.inside)
+        call("ffn.1.0", *tensors(swarm), peers=node.peer, inside=net.b.inside)
+        assert node.stop() == 0
+        until_gone(bootstrap.peer, "ffn.0.0", 20, inside=net.a.inside)
+
+
+def case_loopback_is_not_published_to_other_hosts():
+    """B36."""
+    with Network() as net, Swarm() as swarm:
+        bootstrap = swarm.bootstrap(listen="10.9.0.1:*", inside=net.a.inside)
+        node = swarm.node("node", ["ffn.0.0"], [bootstrap.peer], "--dht-listen", "0.0.0.0:*",
+                          listen="127.0.0.1:*", inside=net.b.inside)
+        node.wait_log("nothing is published")
+        # Its neighbour is published as ever, and by then so would it be.
+        other = swarm.node("other", ["ffn.1.0"], [bootstrap.peer], listen="0.0.0.0:*",
+                           inside=net.b.inside)
+        until(lambda: find(bootstrap.peer, "ffn.1.0", inside=net.a.inside)["ffn.1.0"], 30,
+              "the neighbour is found")
+        assert find(bootstrap.peer, "ffn.0.0", inside=net.a.inside) == {"ffn.0.0": []}
+        assert other.alive() and node.alive()
+
+
+def case_an_address_that_is_wrong_costs_the_deadline_only():
+    with Network() as net, Swarm() as swarm:
+        bootstrap = swarm.bootstrap(listen="10.9.0.1:*", inside=net.a.inside)
+        node = swarm.node("node", ["ffn.0.0"], [bootstrap.peer], "--announce", "10.9.0.77:4000",
+                          listen="0.0.0.0:*", inside=net.b.inside)
+        until(lambda: [p["endpoint"] for p in find(bootstrap.peer, "ffn.0.0", inside=net.a.inside)[
+            "ffn.0.0"]] == ["10.9.0.77:4000"], 30, "--announce is what is published")
+        said = call("ffn.0.0", *tensors(swarm), peers=bootstrap.peer, inside=net.a.inside,
+                    code=(1, 4), seconds=4)
+        assert "10.9.0.77:4000" in said, said
+        assert node.alive()
+
+
+def case_an_outage_heals():
+    """B32 b: the wire is cut until the node finds itself alone, and mended."""
+    with Network() as net, Swarm() as swarm:
+        bootstrap = swarm.bootstrap(listen="10.9.0.1:*", inside=net.a.inside)
+        node = swarm.node("node", ["ffn.0.0"], [bootstrap.peer], "--update-period", "2",
+                          listen="10.9.0.2:*", inside=net.b.inside)
+        until_found(bootstrap.peer, "ffn.0.0", node, inside=net.a.inside)
+        net.cut()
+        said = call("ffn.0.0", *tensors(swarm), peers=bootstrap.peer, inside=net.a.inside,
+                    code=(1, 4), seconds=3)
+        assert "ffn.0.0" in said, said
+        node.wait_log("DHT: no peer answers any more", 120)
+        net.mend()
+        node.wait_log("DHT: connected to 1 peer\n", 60)
+        until(lambda: node.read_log().count("DHT: connected") == 2, 60, "connected once more")
+        until_found(bootstrap.peer, "ffn.0.0", node, 60, inside=net.a.inside)
+        call("ffn.0.0", *tensors(swarm), peers=bootstrap.peer, inside=net.a.inside)
+
+
+for tool in ("unshare", "nsenter", "ip"):
+    if shutil.which(tool) is None:
+        skip(tool + " is not installed")
+try:
+    with Network():
+        pass
+except (AssertionError, OSError, subprocess.CalledProcessError) as error:
+    skip("no network namespaces here: %s" % error)
+main(globals())

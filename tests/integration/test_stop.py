@@ -1,0 +1,167 @@
+"""How processes end: on signals, in the middle of work, and what they leave behind."""
+
+import os
+import signal
+import threading
+
+from swarm import (Swarm, call, find, main, run, timeout_option, until, until_found, until_gone,
+                   write_npy)
+
+
+def tensors(swarm, rows=1, hidden=16):
+    x = swarm.path("x.npy")
+    write_npy(x, (rows, hidden), [0.5] * (rows * hidden))
+    return "--input", x, "--output", swarm.path("y.npy")
+
+
+def everything_below(folder):
+    return sorted(os.path.join(path, name) for path, folders, files in os.walk(folder)
+                  for name in folders + files)
+
+
+def case_both_signals_end_it_cleanly():
+    with Swarm() as swarm:
+        home = swarm.path("home")
+        os.mkdir(home)
+        keys = swarm.path("keys")
+        os.mkdir(keys)
+        bootstrap = swarm.bootstrap()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            node = swarm.node("node%d" % number, ["ffn.0.0"], [bootstrap.peer], "--identity",
+                              os.path.join(keys, "node.key"),
+                              environment={"TMPDIR": home, "HOME": home, "XDG_RUNTIME_DIR": home})
+            until_found(bootstrap.peer, "ffn.0.0", node)
+            call("ffn.0.0", *tensors(swarm), node=node)
+            assert node.stop(5, number) == 0, node.read_log()
+            last = node.events()[-1]
+            assert (last["event"], last["connections"], last["calls"]) == ("stopped", 0, 1), last
+            assert "node: stopped" in node.read_log(), node.read_log()
+            until_gone(bootstrap.peer, "ffn.0.0", 10)
+        assert everything_below(home) == [], everything_below(home)
+        assert everything_below(keys) == [os.path.join(keys, "node.key")], everything_below(keys)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            peer = swarm.bootstrap("dht%d" % number)
+            assert peer.stop(5, number) == 0, peer.read_log()
+
+
+def case_signals_at_once_after_the_start():
+    """B29, B48: also before it is ready, with and without peers; again and again."""
+    with Swarm() as swarm:
+        bootstrap = swarm.bootstrap()
+        for i in range(10):
+            peers = [[bootstrap.peer], [], ["127.0.0.1:9", "no-such-host.invalid:1"]][i % 3]
+            node = swarm.node("node%d" % i, ["ffn.0.0"], peers, ready=False)
+            if i % 2:
+                node.wait_ready()
+            else:
+                # Signals before main() has its handlers in place would end any program.
+                until(lambda: os.path.exists("/proc/%d/task" % node.popen.pid) and
+                      len(os.listdir("/proc/%d/task" % node.popen.pid)) > 1, 20, "threads")
+            assert node.stop(5) == 0, node.read_log()
+
+
+def case_the_work_under_way_is_finished():
+    """A call that is being worked on is answered, with the node's last breath."""
+    with Swarm() as swarm:
+        node = swarm.node("node", ["ffn.0.0"], [], "--drain-timeout", "60s", cls="ffn", hidden=2048)
+        x = swarm.path("x.npy")
+        write_npy(x, (256, 2048), [0.01] * (256 * 2048))
+        before = until_busy(swarm, node, x)
+        assert node.stop(90) == 0, node.read_log()
+        code, _, err = before()
+        assert code == 0, (code, err)
+
+
+def until_busy(swarm, node, x):
+    """Starts a backward in the background and waits until the node works on it. Returns a function
+    that gives its end."""
+    ends = []
+    idle = cpu_ticks(node)
+    thread = threading.Thread(target=lambda: ends.append(
+        run("call", "ffn.0.0", "--endpoint", node.endpoint, "--input", x, "--grad", x, "--output",
+            swarm.path("g.npy"), timeout_option(120), code=None, seconds=150)))
+    thread.start()
+    until(lambda: ends or cpu_ticks(node) > idle + 10, 60, "the node is busy", pause=0.005)
+
+    def end():
+        thread.join()
+        return ends[0]
+    return end
+
+
+def cpu_ticks(process):
+    with open("/proc/%d/stat" % process.popen.pid) as file:
+        fields = file.read().rsplit(")", 1)[1].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def case_a_second_signal_ends_it_at_once():
+    with Swarm() as swarm:
+        node = swarm.node("node", ["ffn.0.0"], [], "--drain-timeout", "10m", "--min-batch-size",
+                          "100", "--batch-timeout", "60m")
+        # A task that waits for company keeps a draining node up.
+        tensors(swarm)
+        waiting = until_waiting(swarm, node)
+        node.send(signal.SIGTERM)
+        node.wait_log("node: stopping")
+        node.send(signal.SIGINT)
+        assert node.wait(5) == 128 + signal.SIGINT, node.read_log()
+        code, _, err = waiting()
+        assert code == 1, (code, err)
+
+
+def until_waiting(swarm, node):
+    ends = []
+    thread = threading.Thread(target=lambda: ends.append(
+        run("call", "ffn.0.0", "--endpoint", node.endpoint, "--input", swarm.path("x.npy"),
+            "--output", swarm.path("y.npy"), timeout_option(60), code=None, seconds=90)))
+    thread.start()
+    until(lambda: call("ffn.0.0", node=node)["queued_tasks"] == 1, 30, "a task waits")
+
+    def end():
+        thread.join()
+        return ends[0]
+    return end
+
+
+def case_what_cannot_be_finished_is_refused():
+    """At the end of the drain timeout whoever still waits is told."""
+    with Swarm() as swarm:
+        node = swarm.node("node", ["ffn.0.0"], [], "--drain-timeout", "200ms", "--min-batch-size",
+                          "100", "--batch-timeout", "60m")
+        tensors(swarm)
+        waiting = until_waiting(swarm, node)
+        assert node.stop(10) == 0, node.read_log()
+        code, _, err = waiting()
+        assert code == 1 and "the node is stopping" in err, (code, err)
+
+
+def case_clients_end_on_signals_too():
+    with Swarm() as swarm:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            client = swarm.start("find%d" % number, "find", "ffn.0.0", "--initial-peers",
+                                 "127.0.0.1:9", timeout_option(120), ready=False)
+            until(lambda: len(os.listdir("/proc/%d/task" % client.popen.pid)) > 2, 20, "threads")
+            client.send(number)
+            assert client.wait(5) in (-number, 128 + number, 1), client.read_log()
+
+
+def case_descriptors_and_threads_do_not_grow():
+    with Swarm() as swarm:
+        node = swarm.node("node", ["ffn.0.0"], [])
+        arguments = tensors(swarm)
+
+        def counts():
+            folder = "/proc/%d/" % node.popen.pid
+            return len(os.listdir(folder + "fd")), len(os.listdir(folder + "task"))
+        for _ in range(3):
+            call("ffn.0.0", *arguments, node=node)
+            find(node.peer, "ffn.0.0")
+        settled = counts()
+        for _ in range(20):
+            call("ffn.0.0", *arguments, node=node)
+            find(node.peer, "ffn.0.0")
+        until(lambda: counts() <= settled, 20, "back to %s, is %s" % (settled, counts()))
+
+
+main(globals())
