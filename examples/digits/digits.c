@@ -183,7 +183,7 @@ static size_t call_all(struct trainer *t, float *x, float *grad, int rows,
             skep_call_result(calls[i], &outputs[i], 1, &count, &err) == SKEP_OK && count == 1) {
             answered++;
         } else {
-            if (t->failures[i]++ == 0 && calls[i] != NULL)
+            if (t->failures[i]++ == 0 && calls[i] != NULL && !interrupted)
                 complain(&err);
         }
         skep_call_free(calls[i]);
