@@ -9,6 +9,9 @@
 #include "base/error.h"
 #include "base/thread.h"
 
+/* A few round trips to the far side of the world, and our own work for a crowd of others. */
+enum { HANDSHAKE_GRACE_MS = 1000 };
+
 /* Start */
 
 struct start {
@@ -76,6 +79,8 @@ skep_status server_new(const struct server_config *config, struct server **out,
     pthread_mutex_init(&server->idle_lock, NULL);
     cond_init(&server->idle_changed);
     server->config = *config;
+    if (config->handshake_grace_ms == 0)
+        server->config.handshake_grace_ms = HANDSHAKE_GRACE_MS;
     snprintf(server->swarm, sizeof(server->swarm), "%s", config->swarm);
     server->config.swarm = server->swarm;
 
@@ -118,6 +123,7 @@ void server_counters(const struct server *server, struct server_counters *out)
         out->connections_accepted += atomic_load(&io->accepted);
         out->connections_refused += atomic_load(&io->refused);
         out->handshakes_failed += atomic_load(&io->handshakes_failed);
+        out->handshakes_evicted += atomic_load(&io->handshakes_evicted);
         out->protocol_errors += atomic_load(&io->protocol_errors);
         out->calls += atomic_load(&io->calls);
         out->bytes_in += atomic_load(&io->group.bytes_in);

@@ -36,7 +36,14 @@ struct server_handlers {
 struct server_config {
     struct endpoint listen; /* port 0 picks one; every address of a name is listened on */
     unsigned io_threads;
-    unsigned max_connections;             /* beyond: the newest is closed, counted, logged */
+    /*
+     * Beyond: the oldest connection of the same I/O thread that has not finished its handshake
+     * makes room, if it has had handshake_grace_ms for it; else the newest is closed, counted,
+     * logged. So silent strangers cannot keep peers out, while a burst of peers loses none to its
+     * own latecomers.
+     */
+    unsigned max_connections;
+    uint32_t handshake_grace_ms;          /* 0: the default, 1,000 */
     unsigned max_connections_per_address; /* the same for one IPv4 address or IPv6 /64; loopback is
                                              not counted */
     const struct identity *identity;      /* borrowed until server_free() */
@@ -51,6 +58,7 @@ struct server_config {
 struct server_counters {
     uint64_t connections_accepted, connections_open, connections_refused, handshakes_failed,
         protocol_errors, calls, bytes_in, bytes_out;
+    uint64_t handshakes_evicted; /* of handshakes_failed: closed to make room */
 };
 
 /*

@@ -31,9 +31,12 @@ struct server_conn {
     struct server_io *io;
     struct server_conn *prev;
     struct server_conn *next;
+    struct server_conn *younger, *older; /* among the unfinished */
+    uint64_t accepted_us;
     struct session_config config; /* the session borrows it */
     struct address remote;
     bool established;
+    bool is_unfinished; /* in io's list of those whose handshake is under way */
 };
 
 struct server_io {
@@ -46,12 +49,14 @@ struct server_io {
     bool draining;
     bool stopped;
     struct server_conn *conns;
+    struct server_conn *oldest_unfinished, *youngest_unfinished;
     struct loop_job drain;
     struct server_call *free_calls; /* kept for reuse */
     unsigned free_call_count;
     _Atomic unsigned owed; /* calls that are complete and not replied to. Any thread. */
     /* Only this loop's thread writes these; any thread reads. */
-    _Atomic uint64_t accepted, refused, handshakes_failed, protocol_errors, calls;
+    _Atomic uint64_t accepted, refused, handshakes_failed, handshakes_evicted, protocol_errors,
+        calls;
 };
 
 struct server {

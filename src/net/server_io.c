@@ -46,10 +46,43 @@ static void log_seldom(struct log_gate *gate, const struct address *remote, cons
 
 /* Connections */
 
+/* The unfinished: those whose handshake is under way, in order of arrival. */
+
+static void enter_unfinished(struct server_conn *c)
+{
+    struct server_io *io = c->io;
+
+    c->is_unfinished = true;
+    c->older = io->youngest_unfinished;
+    if (c->older != NULL)
+        c->older->younger = c;
+    else
+        io->oldest_unfinished = c;
+    io->youngest_unfinished = c;
+}
+
+static void leave_unfinished(struct server_conn *c)
+{
+    struct server_io *io = c->io;
+
+    if (!c->is_unfinished)
+        return;
+    c->is_unfinished = false;
+    if (c->older != NULL)
+        c->older->younger = c->younger;
+    else
+        io->oldest_unfinished = c->younger;
+    if (c->younger != NULL)
+        c->younger->older = c->older;
+    else
+        io->youngest_unfinished = c->older;
+}
+
 static void forget_connection(struct server_conn *c)
 {
     struct server *server = c->io->server;
 
+    leave_unfinished(c);
     if (c->prev != NULL)
         c->prev->next = c->next;
     else
@@ -101,6 +134,7 @@ void server_conn_established(void *arg, const struct session_peer *peer)
 
     (void)peer;
     c->established = true;
+    leave_unfinished(c);
     if (c->io->draining) /* its handshake was under way when draining began */
         session_goaway(c->conn.session, c->io->server->drain_reason);
 }
@@ -117,6 +151,7 @@ static skep_status start_connection(struct server_io *io, int fd, const struct a
         return error_no_memory(err, "connection", sizeof(*c));
     c->io = io;
     c->remote = *remote;
+    c->accepted_us = clock_mono_us();
     c->config = (struct session_config){
         .initiator = false,
         .identity = config->identity,
@@ -139,6 +174,7 @@ static skep_status start_connection(struct server_io *io, int fd, const struct a
     if (c->next != NULL)
         c->next->prev = c;
     io->conns = c;
+    enter_unfinished(c);
     return SKEP_OK;
 
 fail:
@@ -172,12 +208,34 @@ static void refuse(struct server_io *io, int fd)
     close(fd);
 }
 
+/* Ends the oldest connection that has had its time for a handshake and not made one. False if there
+ * is none. Those of other I/O threads are out of reach; the kernel spreads strangers and peers over
+ * the threads alike, so what fills the server fills this one's list too. */
+static bool make_room(struct server_io *io)
+{
+    struct server_conn *c = io->oldest_unfinished;
+    uint64_t grace_us = io->server->config.handshake_grace_ms * UINT64_C(1000);
+    struct skep_error why;
+
+    if (c == NULL || clock_mono_us() < c->accepted_us + grace_us)
+        return false;
+    error_set(&why, SKEP_RESOURCE_EXHAUSTED,
+              "closed to make room: max_connections are open, and this one made no handshake");
+    server_count(&io->handshakes_failed);
+    server_count(&io->handshakes_evicted);
+    log_seldom(&io->server->full_gate, &c->remote, why.message);
+    forget_connection(c);
+    conn_close(&c->conn, &why);
+    return true;
+}
+
 static void admit(struct server_io *io, int fd, const struct address *remote)
 {
     struct server *server = io->server;
     struct skep_error err;
 
-    if (atomic_fetch_add(&server->connections, 1) >= server->config.max_connections) {
+    if (atomic_fetch_add(&server->connections, 1) >= server->config.max_connections &&
+        !make_room(io)) {
         atomic_fetch_sub(&server->connections, 1);
         log_seldom(&server->full_gate, remote, "refused: max_connections are open");
         refuse(io, fd);

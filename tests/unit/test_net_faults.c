@@ -94,6 +94,16 @@ static void silent_clients_hold_up_nobody_and_time_out(void **state)
     fixture_end(&f);
 }
 
+static void wait_accepted(struct fixture *f, uint64_t count, struct server_counters *c)
+{
+    uint64_t deadline = clock_deadline_us(PATIENCE_MS);
+
+    do
+        server_counters(f->server, c);
+    while (c->connections_accepted < count && clock_mono_us() < deadline);
+    assert_int_equal(c->connections_accepted, count);
+}
+
 static void connections_over_the_limit_are_closed_and_counted(void **state)
 {
     (void)state;
@@ -103,14 +113,12 @@ static void connections_over_the_limit_are_closed_and_counted(void **state)
 
     fixture_init(&f);
     f.config.max_connections = LIMIT;
+    f.config.handshake_grace_ms = PATIENCE_MS;
     fixture_start(&f);
     for (int i = 0; i < LIMIT; i++)
         fds[i] = raw_connect(&f);
     struct server_counters c;
-    uint64_t deadline = clock_deadline_us(PATIENCE_MS);
-    do
-        server_counters(f.server, &c);
-    while (c.connections_accepted < LIMIT && clock_mono_us() < deadline);
+    wait_accepted(&f, LIMIT, &c);
     for (int i = 0; i < OVER; i++) {
         int fd = raw_connect(&f);
         assert_int_equal(raw_read_to_end(fd), 0);
@@ -123,6 +131,71 @@ static void connections_over_the_limit_are_closed_and_counted(void **state)
         close(fds[i]);
     wait_counters(&f, LIMIT);
     assert_serves(&f);
+    fixture_end(&f);
+}
+
+static bool is_open(int fd)
+{
+    char c;
+
+    return recv(fd, &c, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
+}
+
+/* Calls until one gets through: the strangers' time of grace may have to pass first. */
+static void call_until_served(struct fixture *f)
+{
+    uint64_t deadline = clock_deadline_us(PATIENCE_MS);
+    struct pool_target target = target_of(f);
+    skep_status status;
+
+    do {
+        struct waiter w;
+        call_target(f->pool, &target, "echo", CLOCK_NEVER, &w);
+        status = w.status;
+        waiter_fini(&w);
+    } while (status != SKEP_OK && clock_mono_us() < deadline);
+    assert_int_equal(status, SKEP_OK);
+}
+
+static void silent_strangers_make_room_for_peers(void **state)
+{
+    (void)state;
+    enum { LIMIT = 8, MORE = 3 * LIMIT };
+    struct fixture f;
+    struct server_counters c;
+    int fds[LIMIT + MORE];
+
+    fixture_init(&f);
+    f.config.io_threads = 1;
+    f.config.max_connections = LIMIT;
+    f.config.handshake_grace_ms = 1;
+    f.config.limits.handshake_timeout_ms = 10 * PATIENCE_MS;
+    fixture_start(&f);
+    for (int i = 0; i < LIMIT; i++)
+        fds[i] = raw_connect(&f);
+    wait_accepted(&f, LIMIT, &c);
+    call_until_served(&f);
+    assert_int_equal(raw_read_to_end(fds[0]), 0); /* the oldest went, and no other */
+    assert_true(is_open(fds[1]));
+    server_counters(f.server, &c);
+    assert_int_equal(c.connections_open, LIMIT);
+    assert_int_equal(c.handshakes_evicted, 1);
+    assert_int_equal(c.handshakes_failed, 1);
+    /* One that has made its handshake stays, however many come and however old it is. */
+    uint64_t came = c.connections_accepted + c.connections_refused;
+    uint64_t deadline = clock_deadline_us(PATIENCE_MS);
+    for (int i = LIMIT; i < LIMIT + MORE; i++)
+        fds[i] = raw_connect(&f);
+    do
+        server_counters(f.server, &c);
+    while (c.connections_accepted + c.connections_refused < came + MORE &&
+           clock_mono_us() < deadline);
+    assert_serves(&f);
+    server_counters(f.server, &c);
+    assert_int_equal(c.connections_accepted + c.connections_refused, came + MORE);
+    assert_int_equal(c.calls, 2);
+    for (int i = 0; i < LIMIT + MORE; i++)
+        close(fds[i]);
     fixture_end(&f);
 }
 
@@ -774,6 +847,7 @@ int main(void)
         cmocka_unit_test(reset_in_any_state_is_survived),
         cmocka_unit_test(silent_clients_hold_up_nobody_and_time_out),
         cmocka_unit_test(connections_over_the_limit_are_closed_and_counted),
+        cmocka_unit_test(silent_strangers_make_room_for_peers),
         cmocka_unit_test(address_over_its_share_is_refused),
         cmocka_unit_test(running_out_of_descriptors_pauses_accepting),
         cmocka_unit_test(many_connections_at_once_are_all_served),
