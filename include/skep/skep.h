@@ -9,6 +9,7 @@
 #include <skep/expert.h>
 #include <skep/log.h>
 #include <skep/node.h>
+#include <skep/plugin.h>
 #include <skep/safetensors.h>
 #include <skep/status.h>
 #include <skep/tensor.h>

@@ -5,6 +5,7 @@
 #include <sys/random.h>
 
 #include <skep/node.h>
+#include <skep/plugin.h>
 #include "base/error.h"
 #include "cli/command.h"
 #include "cli/options.h"
@@ -99,6 +100,11 @@ static const struct option_spec specs[] = {
      .placeholder = "CLASS",
      .default_text = "ffn",
      .help = "class of the experts"},
+    {.name = "plugin",
+     .kind = OPTION_LIST,
+     .placeholder = "PATH,...",
+     .help = "shared objects with expert classes of your own (skep/plugin.h); they run with all "
+             "rights of this process"},
     {.name = "hidden-dim",
      .kind = OPTION_INT,
      .min = 1,
@@ -426,6 +432,17 @@ static void fill_training(const struct options *o, struct skep_expert_options *o
     fill_given(o, out);
 }
 
+static skep_status load_plugins(const struct options *o, struct skep_error *err)
+{
+    size_t count;
+    const char *const *paths = options_list(o, "plugin", &count);
+    skep_status rc = SKEP_OK;
+
+    for (size_t i = 0; i < count && rc == SKEP_OK; i++)
+        rc = skep_plugin_load(paths[i], err);
+    return rc;
+}
+
 /* Those of the folder; how many are still wanted of the pattern is told. */
 static skep_status load_experts(const struct options *o, struct skep_node *node, int64_t *wanted,
                                 struct skep_error *err)
@@ -604,7 +621,9 @@ int cmd_node(int argc, char **argv)
         goto out;
     }
     fill_node_options(&o, &texts, &node_options);
-    skep_status rc = skep_node_new(&node_options, &node, &err);
+    skep_status rc = load_plugins(&o, &err);
+    if (rc == SKEP_OK)
+        rc = skep_node_new(&node_options, &node, &err);
     if (rc == SKEP_OK)
         rc = add_experts(&o, node, &err);
     if (rc == SKEP_OK)

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "experts/init.h"
+#include "experts/plugin.h"
 
 static const struct expert_class *const classes[] = {
     &expert_class_ffn,    &expert_class_transformer, &expert_class_det_dropout,
@@ -30,6 +31,10 @@ skep_status expert_class_find(const char *name, const struct expert_class **out,
             used += (size_t)snprintf(known + used, sizeof(known) - used, "%s%s", i > 0 ? ", " : "",
                                      classes[i]->name);
     }
+    *out = name != NULL ? plugin_class_find(name) : NULL;
+    if (*out != NULL)
+        return SKEP_OK;
+    (void)plugin_class_names(known, used < sizeof(known) ? used : sizeof(known), sizeof(known));
     return error_set(err, SKEP_INVALID_ARGUMENT,
                      "expert class: \"%s\" is not known, expected one of %s",
                      name != NULL ? name : "(none)", known);

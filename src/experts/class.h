@@ -1,7 +1,7 @@
 /*
  * Expert classes: a class is a table of functions. It says what tensors and parameters its experts
  * have, and computes; the expert itself (expert.c) owns parameters, scratch memory and optimizer,
- * so that a class has no state and nothing to free.
+ * so that a class has no state and nothing to free. (Those of plugins may have one: plugin.h.)
  */
 #ifndef SKEP_EXPERTS_CLASS_H
 #define SKEP_EXPERTS_CLASS_H
@@ -34,6 +34,8 @@ struct expert_parameter {
 
 /* What an expert is made of: filled in by its class's describe(), constant from then on. */
 struct expert_plan {
+    const struct expert_class *cls; /* set before describe() */
+    void *state;                    /* a plugin's; release() frees it */
     struct skep_expert_schema schema;
     size_t parameter_count;
     struct expert_parameter parameters[EXPERT_MAX_PARAMETERS]; /* in PyTorch's order */
@@ -61,6 +63,8 @@ struct expert_class {
     /* Fills in a zeroed plan. SKEP_INVALID_ARGUMENT for settings out of range. */
     skep_status (*describe)(const struct skep_expert_options *options, struct expert_plan *plan,
                             struct skep_error *err);
+    /* Frees what describe() left in the plan, also after it failed. NULL: nothing. */
+    void (*release)(struct expert_plan *plan);
     /* What a schema cannot say of the inputs' shapes; before anything is allocated for them.
      * SKEP_INVALID_ARGUMENT. NULL: nothing. */
     skep_status (*check)(const struct expert_call *call, struct skep_error *err);
@@ -68,7 +72,8 @@ struct expert_class {
     void (*measure)(const struct expert_call *call, bool backward);
     skep_status (*forward)(const struct expert_call *call, struct skep_error *err);
     skep_status (*backward)(const struct expert_call *call, struct skep_error *err);
-    bool is_bounded; /* see expert_is_bounded() */
+    bool is_bounded;      /* see expert_is_bounded() */
+    bool is_float32_only; /* other precisions are refused */
 };
 
 /* @return SKEP_INVALID_ARGUMENT, listing the known classes, if there is none of that name. */

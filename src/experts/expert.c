@@ -130,6 +130,10 @@ static skep_status plan_expert(const struct skep_expert_options *o, struct exper
     rc = optimizer_check(o, err);
     if (rc == SKEP_OK)
         rc = check_precision(o->precision, &e->is_half, err);
+    if (rc == SKEP_OK && e->is_half && e->cls->is_float32_only)
+        rc = error_set(err, SKEP_INVALID_ARGUMENT, "precision: %s, expected float32 for class %s",
+                       o->precision, e->cls->name);
+    e->plan.cls = e->cls;
     if (rc == SKEP_OK)
         rc = e->cls->describe(o, &e->plan, err);
     if (rc == SKEP_OK)
@@ -138,6 +142,12 @@ static skep_status plan_expert(const struct skep_expert_options *o, struct exper
         *bytes = (uint64_t)e->total * sizeof(float) * (1 + optimizer_state_floats(o)) +
                  (e->is_half ? half_bytes(e->total) : 0);
     return rc;
+}
+
+static void release_plan(struct expert *e)
+{
+    if (e->cls != NULL && e->cls->release != NULL)
+        e->cls->release(&e->plan);
 }
 
 /* Linux hands out memory it does not have; touching it then ends the process. */
@@ -232,6 +242,7 @@ skep_status expert_describe(const struct skep_expert_options *options,
     out->schema = e->plan.schema;
     out->parameters = e->parameter_count;
     out->gradient_bytes = (uint64_t)e->total * sizeof(float);
+    release_plan(e);
     mem_free(e);
     return rc;
 }
@@ -293,6 +304,7 @@ void expert_free(struct expert *expert)
     snapshot_gate_fini(&expert->gate);
     optimizer_fini(&expert->optimizer);
     half_fini(&expert->half);
+    release_plan(expert);
     mem_free(expert->values);
     mem_free(expert);
 }
