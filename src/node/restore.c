@@ -216,7 +216,7 @@ static bool is_hosted(const struct skep_node *node, const char *uid)
     return false;
 }
 
-/* Loads one entry of the folder, or says why not. */
+/* Loads one entry of the folder, or says why not. @param err  not NULL. */
 static skep_status load_entry(struct skep_node *node, const char *name,
                               const struct uid_pattern *pattern,
                               const struct skep_expert_options *training, size_t *loaded,
@@ -236,8 +236,12 @@ static skep_status load_entry(struct skep_node *node, const char *name,
         else if (rc == SKEP_NOT_FOUND)
             strict = false; /* its first save was cut short: nothing is lost */
     }
-    if (rc == SKEP_OK || strict)
-        return rc;
+    if (rc == SKEP_OK)
+        return SKEP_OK;
+    if (strict) { /* the folder is not as it should be; the call is */
+        err->status = SKEP_FAILED_PRECONDITION;
+        return err->status;
+    }
     log_warn("%s; not loaded", err->message);
     return SKEP_OK;
 }

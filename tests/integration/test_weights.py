@@ -1,0 +1,320 @@
+"""Weights out of checkpoints and into them: plain files, PyTorch's, whole mixtures of experts."""
+
+import json
+import math
+import os
+import random
+import struct
+import subprocess
+
+from swarm import (PATIENCE, Swarm, call, main, read_safetensors, refused, run, write_safetensors)
+
+TORCH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch_modules.py")
+PYTHON = "/usr/bin/python3"  # Debian's, which python3-torch is for
+
+
+def with_torch(*arguments):
+    """Runs the script beside this one; None if PyTorch is not installed."""
+    if not os.path.exists(PYTHON):
+        return None
+    done = subprocess.run([PYTHON, TORCH, *arguments], stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, timeout=120 * PATIENCE)
+    if done.returncode == 77:
+        return None
+    assert done.returncode == 0, done.stdout.decode()
+    return True
+
+
+def host(swarm, name, folder, *arguments):
+    return swarm.start(name, "node", "--no-dht", "--listen", "127.0.0.1:*", "--checkpoint-dir",
+                       folder, "--load-experts", *arguments)
+
+
+def floats(path, name):
+    dtype, shape, raw = read_safetensors(path)[name]
+    assert dtype == "F32", dtype
+    return shape, struct.unpack("<%df" % (len(raw) // 4), raw)
+
+
+def test_input(path, shape, seed=5):
+    values = random.Random(seed)
+    count = math.prod(shape)
+    write_safetensors(path, {"input.0": (shape, [values.uniform(-1, 1) for _ in range(count)])})
+
+
+def case_exported_weights_load_into_pytorch():
+    skipped = False
+    for cls, hidden in (("ffn", 24), ("transformer", 32), ("transformer", 20), ("swiglu", 16)):
+        with Swarm() as swarm:
+            folder = swarm.path("kept")
+            more = ("--intermediate-dim", str(3 * hidden)) if cls == "swiglu" else ()
+            node = swarm.start("node", "node", "--no-dht", "--listen", "127.0.0.1:*",
+                               "--checkpoint-dir", folder, "--expert-uids", "e.1", "--expert-cls",
+                               cls, "--hidden-dim", str(hidden), *more)
+            x, y = swarm.path("x.safetensors"), swarm.path("y.safetensors")
+            test_input(x, (2, 5, hidden) if cls == "transformer" else (3, hidden))
+            for _ in range(3):  # so that biases and norms differ from how they start
+                call("e.1", "--input", x, "--grad", x.replace("x.s", "g.s"), "--output",
+                     swarm.path("dx.safetensors"), node=node) if make_grad(x) else None
+            call("e.1", "--input", x, "--output", y, node=node)
+            assert node.stop() == 0
+            weights = swarm.path("w.safetensors")
+            said = json.loads(run("export", "e.1", "--checkpoint-dir", folder, "--output", weights,
+                                  "--json")[0])
+            assert said["updates"] == 3 and said["class"] == cls, said
+            assert not any(n.startswith("optimizer") for n in read_safetensors(weights))
+            if with_torch("check", cls, str(hidden), weights, x, y) is None:
+                skipped = True
+    return "ok, without PyTorch: python3-torch is not installed" if skipped else "ok"
+
+
+def make_grad(x):
+    shape, values = floats(x, "input.0")
+    write_safetensors(x.replace("x.s", "g.s"), {"grad_output.0": (shape, values)})
+    return True
+
+
+def case_pytorch_s_weights_are_imported():
+    for cls, hidden, dtype in (("ffn", 24, "F32"), ("transformer", 32, "F32"),
+                               ("swiglu", 16, "BF16"), ("ffn", 8, "F16")):
+        with Swarm() as swarm:
+            folder = swarm.path("kept")
+            w, x, want, y = (swarm.path(n + ".safetensors") for n in ("w", "x", "want", "y"))
+            if with_torch("make", cls, str(hidden), dtype, w, x, want) is None:
+                return "skipped: python3-torch is not installed"
+            run("import", w, "--uid", "e.1", "--expert-cls", cls, "--checkpoint-dir", folder)
+            node = host(swarm, "node", folder)
+            call("e.1", "--input", x, "--output", y, node=node)
+            _, got = floats(y, "output.0")
+            _, expected = floats(want, "output.0")
+            worst = max(abs(a - b) for a, b in zip(got, expected))
+            assert len(got) == len(expected) and worst < 2e-5, (cls, dtype, worst)
+
+
+def case_what_was_exported_is_imported_bit_by_bit():
+    with Swarm() as swarm:
+        first, second = swarm.path("first"), swarm.path("second")
+        node = swarm.start("node", "node", "--no-dht", "--listen", "127.0.0.1:*",
+                           "--checkpoint-dir", first, "--expert-uids", "e.1", "--hidden-dim", "16")
+        assert node.stop() == 0
+        a, b = swarm.path("a.safetensors"), swarm.path("b.safetensors")
+        run("export", "e.1", "--checkpoint-dir", first, "--output", a)
+        run("import", a, "--uid", "e.2", "--checkpoint-dir", second)
+        run("export", "e.2", "--checkpoint-dir", second, "--output", b)
+        assert read_safetensors(a) == read_safetensors(b)
+        # A second import must be meant.
+        refused(1, ["--replace"], "import", a, "--uid", "e.2", "--checkpoint-dir", second)
+        run("import", a, "--uid", "e.2", "--checkpoint-dir", second, "--replace")
+        assert len(os.listdir(second + "/e.2")) == 3
+
+
+def case_bad_files_and_arguments_are_refused():
+    with Swarm() as swarm:
+        folder, w = swarm.path("kept"), swarm.path("w.safetensors")
+        write_safetensors(w, {"layers.0.weight": ((8, 2), [0.0] * 16)})
+        base = ["--checkpoint-dir", folder]
+        refused(2, ["either a file or --moe"], "import", *base)
+        refused(2, ["--uid"], "import", w, *base)
+        refused(2, ["--name"], "import", "--moe", folder, *base)
+        refused(2, ["uid", "nodots"], "import", w, "--uid", "nodots", *base)
+        refused(1, [w, "layers.0.bias"], "import", w, "--uid", "e.1", *base)
+        refused(1, [w, "known"], "import", w, "--uid", "e.1", "--expert-cls", "what", *base,
+                "--hidden-dim", "2")
+        refused(1, ["layers.0.weight", "[8, 2]", "[16, 4]"], "import", w, "--uid", "e.1",
+                "--hidden-dim", "4", *base)
+        refused(3, ["missing"], "import", swarm.path("missing"), "--uid", "e.1", *base)
+        refused(3, ["e.1"], "export", "e.1", *base, "--output", w)
+        refused(1, ["../x"], "export", "../x", *base, "--output", w)
+        assert os.listdir(folder) == []
+
+
+# --- mixtures of experts -----------------------------------------------------------------------
+
+def bf16(value):
+    return struct.unpack("<H", struct.pack("<f", value)[2:])[0]  # cut: exact for what is used here
+
+
+def pack(dtype, values):
+    if dtype == "F32":
+        return struct.pack("<%df" % len(values), *values)
+    if dtype == "F16":
+        return struct.pack("<%de" % len(values), *values)
+    return struct.pack("<%dH" % len(values), *map(bf16, values))
+
+
+def write_shard(path, tensors):
+    header, data = {"__metadata__": {"format": "pt"}}, b""
+    for name, (dtype, shape, values) in tensors.items():
+        raw = pack(dtype, values)
+        header[name] = {"dtype": dtype, "shape": shape,
+                        "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + data)
+
+
+NAMES = {"qwen": ("mlp.experts.%d.gate_proj", "mlp.experts.%d.up_proj", "mlp.experts.%d.down_proj"),
+         "mixtral": ("block_sparse_moe.experts.%d.w1", "block_sparse_moe.experts.%d.w3",
+                     "block_sparse_moe.experts.%d.w2")}
+
+
+def write_model(folder, layout, dtype, layers=2, experts=3, hidden=8, wide=12, shards=3):
+    """A model's folder, with tensors that are no experts' in it, and an expert's matrices in
+    different files. Returns (layer, expert) -> its three matrices as lists of values."""
+    values = random.Random(7)
+    os.makedirs(folder)
+    tensors, model = {}, {}
+    for layer in range(layers):
+        tensors["model.layers.%d.input_layernorm.weight" % layer] = (dtype, [hidden], [1.0] * hidden)
+        tensors["model.layers.%d.mlp.gate.weight" % layer] = (dtype, [experts, hidden],
+                                                              [0.5] * (experts * hidden))
+        for expert in range(experts):
+            model[layer, expert] = []
+            for role, name in enumerate(NAMES[layout]):
+                # Eighths, so that all three types hold them exactly.
+                matrix = [values.randrange(-16, 17) / 8 for _ in range(hidden * wide)]
+                model[layer, expert].append(matrix)
+                shape = [hidden, wide] if role == 2 else [wide, hidden]
+                tensors["model.layers.%d." % layer + name % expert + ".weight"] = (
+                    dtype, shape, matrix)
+    tensors["lm_head.weight"] = (dtype, [2, hidden], [0.0] * (2 * hidden))
+    files = ["model-%05d-of-%05d.safetensors" % (i + 1, shards) for i in range(shards)]
+    where = {name: files[i % shards] for i, name in enumerate(tensors)}
+    for file in files:
+        write_shard(os.path.join(folder, file),
+                    {n: t for n, t in tensors.items() if where[n] == file})
+    with open(os.path.join(folder, "model.safetensors.index.json"), "w") as index:
+        json.dump({"metadata": {"total_size": 1}, "weight_map": where}, index)
+    return model
+
+
+def silu(value):
+    return value / (1 + math.exp(-value))
+
+
+def swiglu(matrices, x, hidden, wide):
+    gate, up, down = matrices
+    inner = []
+    for w in range(wide):
+        g = sum(gate[w * hidden + h] * x[h] for h in range(hidden))
+        u = sum(up[w * hidden + h] * x[h] for h in range(hidden))
+        inner.append(silu(g) * u)
+    return [sum(down[h * wide + w] * inner[w] for w in range(wide)) for h in range(hidden)]
+
+
+def case_a_mixture_of_experts_is_imported():
+    for layout, dtype in (("qwen", "BF16"), ("mixtral", "F16"), ("qwen", "F32")):
+        with Swarm() as swarm:
+            hidden, wide = 8, 12
+            source, folder = swarm.path("model"), swarm.path("kept")
+            model = write_model(source, layout, dtype)
+            said = json.loads(run("import", "--moe", source, "--name", "mix", "--checkpoint-dir",
+                                  folder, "--json")[0])
+            assert said["imported"] == len(model) and said["skipped"] == 0, said
+            again = json.loads(run("import", "--moe", source, "--name", "mix", "--checkpoint-dir",
+                                   folder, "--json")[0])
+            assert again["imported"] == 0 and again["skipped"] == len(model), again
+            node = host(swarm, "node", folder, "--expert-pattern", "mix.[0:2].[1:3]")
+            uids = [e["uid"] for e in node.facts["experts"]]
+            assert uids == ["mix.0.1", "mix.0.2", "mix.1.1", "mix.1.2"], uids
+            x, y = swarm.path("x.safetensors"), swarm.path("y.safetensors")
+            test_input(x, (1, hidden))
+            _, values = floats(x, "input.0")
+            for uid in uids:
+                call(uid, "--input", x, "--output", y, node=node)
+                _, got = floats(y, "output.0")
+                layer, expert = map(int, uid.split(".")[1:])
+                want = swiglu(model[layer, expert], values, hidden, wide)
+                worst = max(abs(a - b) for a, b in zip(got, want))
+                assert worst < 1e-4, (uid, got, want)
+
+
+def case_one_file_without_an_index_will_do():
+    with Swarm() as swarm:
+        source, folder = swarm.path("model"), swarm.path("kept")
+        write_model(source, "qwen", "F32", shards=1)
+        os.remove(source + "/model.safetensors.index.json")
+        os.rename(source + "/model-00001-of-00001.safetensors", source + "/model.safetensors")
+        run("import", "--moe", source, "--name", "mix", "--checkpoint-dir", folder)
+        assert len(os.listdir(folder)) == 6
+
+
+def case_bad_models_are_refused():
+    with Swarm() as swarm:
+        folder = swarm.path("kept")
+
+        def refuse(code, text, source):
+            refused(code, text, "import", "--moe", source, "--name", "mix", "--checkpoint-dir",
+                    folder)
+
+        def rewrite(source, change):
+            path = source + "/model.safetensors.index.json"
+            with open(path) as file:
+                index = json.load(file)
+            change(index["weight_map"])
+            with open(path, "w") as file:
+                json.dump(index, file)
+
+        refuse(3, ["model.safetensors"], swarm.path("nothing"))
+        names = []
+        for i in range(6):
+            names.append(swarm.path("model%d" % i))
+            write_model(names[i], "qwen", "F32")
+        lost = "model.layers.1.mlp.experts.2.up_proj.weight"
+        rewrite(names[0], lambda m: m.pop(lost))
+        refuse(1, ["expert 2 of layer 1", "lacks"], names[0])
+        rewrite(names[1], lambda m: m.update({lost: "../model.safetensors"}))
+        refuse(1, ["../model.safetensors"], names[1])
+        rewrite(names[2], lambda m: m.update({lost: "gone.safetensors"}))
+        refuse(3, ["gone.safetensors"], names[2])
+        rewrite(names[3], lambda m: m.update({lost: m["lm_head.weight"]}))
+        refuse(1, [lost, "the index names"], names[3])
+        with open(names[4] + "/model.safetensors.index.json", "w") as file:
+            file.write("{")
+        refuse(1, ["index.json", "not JSON"], names[4])
+        rewrite(names[5], lambda m: [m.pop(n) for n in list(m) if "experts" in n])
+        refuse(1, ["no experts"], names[5])
+        # What was written before the mistake was met is whole.
+        for uid in os.listdir(folder):
+            run("export", uid, "--checkpoint-dir", folder, "--output", swarm.path("w"))
+
+
+def case_memory_stays_bounded():
+    """A model of far more than what an expert needs: 24 experts of 6 MiB (as float32) each."""
+    with Swarm() as swarm:
+        source, folder = swarm.path("model"), swarm.path("kept")
+        os.makedirs(source)
+        hidden, wide, experts = 512, 1024, 24
+        name = "model.layers.0.mlp.experts.%d.%s.weight"
+        header, size = {}, 0
+        for e in range(experts):
+            for role in ("gate_proj", "up_proj", "down_proj"):
+                shape = [hidden, wide] if role == "down_proj" else [wide, hidden]
+                header[name % (e, role)] = {"dtype": "F32", "shape": shape,
+                                            "data_offsets": [size, size + 4 * hidden * wide]}
+                size += 4 * hidden * wide
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        with open(source + "/model.safetensors", "wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            for _ in range(size >> 20):
+                file.write(b"\0" * (1 << 20))
+        small = peak_of("import", "--moe", source, "--name", "mix", "--checkpoint-dir", folder)
+        expert = 3 * 4 * hidden * wide
+        assert len(os.listdir(folder)) == experts
+        assert small < 8 * expert + (64 << 20) and small < size, (small, expert, size)
+
+
+def peak_of(*arguments):
+    """The most memory, in bytes, that `skep` had resident at once."""
+    process = subprocess.Popen([os.environ["SKEP_PROGRAM"], *arguments], stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT)
+    output = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    assert status == 0, output.decode()
+    return usage.ru_maxrss * 1024
+
+
+main(globals())
