@@ -140,7 +140,7 @@ static void float32_is_the_default(void **state)
 
     (void)state;
     assert_string_equal(expert_precision_name(e), "float32");
-    assert_string_equal(expert_options(e)->precision, "float32");
+    assert_string_equal(expert_settings(e)->precision, "float32");
     expert_free(e);
 }
 
