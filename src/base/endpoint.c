@@ -211,11 +211,25 @@ bool endpoint_equal(const struct endpoint *a, const struct endpoint *b)
     return strcasecmp(a->host, b->host) == 0;
 }
 
+/* "localhost" and all names below it, which resolvers keep on this machine (RFC 6761, 6.3). */
+static bool is_localhost_name(const char *host)
+{
+    static const char name[] = "localhost";
+    size_t len = strlen(host);
+
+    if (len > 0 && host[len - 1] == '.')
+        len--;
+    if (len < sizeof(name) - 1)
+        return false;
+    size_t at = len - (sizeof(name) - 1);
+    return strncasecmp(host + at, name, sizeof(name) - 1) == 0 && (at == 0 || host[at - 1] == '.');
+}
+
 bool endpoint_is_loopback(const struct endpoint *e)
 {
     struct in6_addr a;
 
-    if (strcasecmp(e->host, "localhost") == 0 || strcasecmp(e->host, "localhost.") == 0)
+    if (is_localhost_name(e->host))
         return true;
     if (!numeric_host(e->host, &a))
         return false;

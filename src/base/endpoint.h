@@ -40,7 +40,7 @@ SKEP_MUST_CHECK skep_status endpoint_parse(struct endpoint *out, const char *tex
 const char *endpoint_format(const struct endpoint *e, char text[static ENDPOINT_TEXT_BYTES]);
 bool endpoint_equal(const struct endpoint *a, const struct endpoint *b);
 
-/* What kind of host it is. Names count as neither, except "localhost", which is loopback.
+/* What kind of host it is. Names count as neither, except "localhost" and "*.localhost": loopback.
  * Unspecified: "", "0.0.0.0", "::" and their other spellings (also v4-mapped). */
 bool endpoint_is_loopback(const struct endpoint *e);
 bool endpoint_is_unspecified(const struct endpoint *e);
