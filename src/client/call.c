@@ -325,6 +325,9 @@ static void fill_target(const struct skep_call *call, struct pool_target *target
     *target = (struct pool_target){
         .has_peer_id = !call->expert->any_peer,
         .aes_gcm = (p->features & RECORD_FEATURE_AES_GCM) != 0,
+        /* Whoever wrote the record could make us call services of this machine. */
+        .no_loopback = !call->expert->fixed && call->client->swarm != NULL &&
+                       !swarm_record(call->client->swarm)->loopback,
     };
     memcpy(target->peer_id, p->peer_id, PEER_ID_BYTES);
     for (size_t i = 0; i < p->endpoint_count && i < POOL_MAX_ENDPOINTS; i++)

@@ -238,8 +238,13 @@ static size_t send_bytes(struct conn *conn, const uint8_t *data, size_t len)
         count(&conn->group->bytes_out, (uint64_t)n);
         return (size_t)n;
     }
-    if (errno != EAGAIN)
-        conn->send_broken = true; /* reading will find out why, after what is still to be read */
+    if (errno == EAGAIN)
+        return 0;
+    conn->send_broken = true;
+    /* A peer that has gone: reading will find out, after what is still to be read. Of anything else
+     * (no buffers, say) reading might never hear. */
+    if (errno != EPIPE && errno != ECONNRESET)
+        fail_errno(conn, "sending", errno);
     return 0;
 }
 

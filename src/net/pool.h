@@ -25,7 +25,7 @@ struct pool_config {
     const char *swarm;
     struct session_limits limits;
     unsigned max_connections;    /* open or opening; the longest idle is closed first */
-    uint32_t connect_timeout_ms; /* for one address of one endpoint */
+    uint32_t connect_timeout_ms; /* for one address of one endpoint, and for looking up a name */
     uint32_t idle_timeout_ms;
 };
 
@@ -33,6 +33,7 @@ enum {
     POOL_MAX_ENDPOINTS = 4,
     POOL_MAX_WAITING = 1024,     /* calls to one peer that wait for a connection or a stream */
     POOL_MAX_OPEN_CALLS = 65536, /* of a pool, in whatever state */
+    POOL_MAX_LOOKUPS = 64,       /* DNS names being looked up at once; more fail */
 };
 
 /* Whom to call. Connections are shared by peer id; without one, by endpoint. */
@@ -40,6 +41,9 @@ struct pool_target {
     bool has_peer_id;
     uint8_t peer_id[PEER_ID_BYTES]; /* must answer; another is SKEP_UNAUTHENTICATED */
     bool aes_gcm;                   /* the peer's record offers it */
+    /* A stranger chose the endpoints: an address of this machine (loopback, unspecified) is not
+     * connected to, not even where a name resolves to one. */
+    bool no_loopback;
     size_t endpoint_count;
     struct endpoint endpoints[POOL_MAX_ENDPOINTS]; /* tried in order, all their addresses */
 };
@@ -60,7 +64,9 @@ typedef void (*pool_done_fn)(void *arg, const struct reply_headers *reply,
 
 SKEP_MUST_CHECK skep_status pool_new(const struct pool_config *config, struct pool **out,
                                      struct skep_error *err);
-/* Ends all calls (SKEP_CANCELLED), closes, waits for the loop. NULL is allowed. */
+/* Ends all calls (SKEP_CANCELLED), closes, waits for the loop. NULL is allowed. It may take as long
+ * as the system's resolver does for the names that are just being asked for (two at a time): that
+ * cannot be interrupted. */
 void pool_free(struct pool *pool);
 
 /*

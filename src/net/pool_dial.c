@@ -46,59 +46,123 @@ static void fail_endpoint(struct dial *dial, const char *why)
 
 static void dial_on(struct peer *peer);
 
+/* Nobody waits for it any more. A look-up that has begun cannot be stopped, only left to itself. */
+static void leave_lookup(struct lookup *lookup)
+{
+    lookup->peer->dial.lookup = NULL;
+    lookup->peer = NULL;
+    uv_timer_stop(&lookup->timer);
+    uv_cancel((uv_req_t *)&lookup->request); /* on_looked_up() still comes */
+}
+
+/* Whether the address may be connected to: where a name leads is known only now. */
+static bool is_allowed(const struct dial *dial, const struct sockaddr *sa)
+{
+    struct endpoint e;
+
+    if (!dial->target.no_loopback)
+        return true;
+    endpoint_from_address(&e, sa);
+    return !endpoint_is_loopback(&e) && !endpoint_is_unspecified(&e);
+}
+
+static const char not_allowed[] = "an address of this machine, which a peer elsewhere cannot have";
+
+static void take_addresses(struct dial *dial, int status, const struct addrinfo *list)
+{
+    bool refused = false;
+    char why[128];
+
+    for (const struct addrinfo *a = list; a != NULL; a = a->ai_next) {
+        struct address *to = &dial->addresses[dial->address_count];
+        if (dial->address_count == POOL_MAX_ADDRESSES || a->ai_addrlen > sizeof(to->sa))
+            break;
+        if (!is_allowed(dial, a->ai_addr)) {
+            refused = true;
+            continue;
+        }
+        memset(to, 0, sizeof(*to));
+        memcpy(&to->sa, a->ai_addr, a->ai_addrlen);
+        to->len = a->ai_addrlen;
+        dial->address_count++;
+    }
+    if (dial->address_count > 0)
+        return;
+    if (refused)
+        snprintf(why, sizeof(why), "the name leads to %s", not_allowed);
+    else
+        snprintf(why, sizeof(why), "the name cannot be resolved: %s",
+                 status != 0 ? uv_strerror(status) : "no address");
+    fail_endpoint(dial, why);
+}
+
+static void on_timer_closed(uv_handle_t *timer)
+{
+    mem_free(timer->data);
+}
+
 static void on_looked_up(uv_getaddrinfo_t *request, int status, struct addrinfo *list)
 {
     struct lookup *lookup = request->data;
     struct peer *peer = lookup->peer;
-    char why[128];
 
-    loop_enter(lookup->loop);
-    mem_free(lookup);
+    loop_enter(lookup->pool->loop);
+    lookup->pool->lookups--;
+    uv_close((uv_handle_t *)&lookup->timer, on_timer_closed);
     if (peer != NULL) {
-        struct dial *dial = &peer->dial;
-        dial->lookup = NULL;
-        for (struct addrinfo *a = list; a != NULL; a = a->ai_next) {
-            struct address *to = &dial->addresses[dial->address_count];
-            if (dial->address_count == POOL_MAX_ADDRESSES || a->ai_addrlen > sizeof(to->sa))
-                break;
-            memset(to, 0, sizeof(*to));
-            memcpy(&to->sa, a->ai_addr, a->ai_addrlen);
-            to->len = a->ai_addrlen;
-            dial->address_count++;
-        }
-        if (dial->address_count == 0) {
-            snprintf(why, sizeof(why), "the name cannot be resolved: %s",
-                     status != 0 ? uv_strerror(status) : "no address");
-            fail_endpoint(dial, why);
-        }
+        peer->dial.lookup = NULL;
+        take_addresses(&peer->dial, status, list);
         dial_on(peer);
     }
     uv_freeaddrinfo(list);
 }
 
-/* On libuv's own threads: names take as long as they take, and the loop has others to serve. */
+static void on_lookup_timeout(uv_timer_t *timer)
+{
+    struct lookup *lookup = timer->data;
+    struct peer *peer = lookup->peer;
+    char why[96];
+
+    snprintf(why, sizeof(why), "the name cannot be resolved: no answer in %u ms",
+             (unsigned)lookup->pool->config.connect_timeout_ms);
+    leave_lookup(lookup);
+    fail_endpoint(&peer->dial, why);
+    dial_on(peer);
+}
+
+/* On libuv's own threads: names take as long as they take, and the loop has others to serve. Libuv
+ * asks for two at a time; the others wait, and are dropped when their time is up. */
 static bool start_lookup(struct peer *peer)
 {
     struct dial *dial = &peer->dial;
+    struct pool *pool = peer->pool;
     struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
     char port[8];
-    struct lookup *lookup = mem_calloc(1, sizeof(*lookup));
 
+    if (pool->lookups >= POOL_MAX_LOOKUPS) {
+        fail_endpoint(dial, "too many names are being looked up");
+        return false;
+    }
+    struct lookup *lookup = mem_calloc(1, sizeof(*lookup));
     if (lookup == NULL) {
         fail_endpoint(dial, "out of memory");
         return false;
     }
     snprintf(port, sizeof(port), "%u", (unsigned)dial->endpoint.port);
     lookup->peer = peer;
-    lookup->loop = peer->pool->loop;
+    lookup->pool = pool;
     lookup->request.data = lookup;
-    int uv = uv_getaddrinfo(loop_uv(peer->pool->loop), &lookup->request, on_looked_up,
+    int uv = uv_getaddrinfo(loop_uv(pool->loop), &lookup->request, on_looked_up,
                             dial->endpoint.host, port, &hints);
     if (uv != 0) {
         mem_free(lookup);
         fail_endpoint(dial, uv_strerror(uv));
         return false;
     }
+    uv_timer_init(loop_uv(pool->loop), &lookup->timer);
+    lookup->timer.data = lookup;
+    uv_timer_start(&lookup->timer, on_lookup_timeout, pool->config.connect_timeout_ms, 0);
+    pool->lookups++;
     dial->lookup = lookup;
     return true;
 }
@@ -116,7 +180,10 @@ static bool next_endpoint(struct peer *peer)
         return false;
     }
     if (endpoint_to_address(&dial->endpoint, &dial->addresses[0])) {
-        dial->address_count = 1;
+        if (is_allowed(dial, (const struct sockaddr *)&dial->addresses[0].sa))
+            dial->address_count = 1;
+        else
+            fail_endpoint(dial, not_allowed);
         return false;
     }
     return start_lookup(peer);
@@ -184,10 +251,7 @@ void pool_dial_abandon(struct peer *peer)
 {
     struct dial *dial = &peer->dial;
 
-    if (dial->lookup != NULL) {
-        dial->lookup->peer = NULL;
-        uv_cancel((uv_req_t *)&dial->lookup->request); /* on_looked_up() still comes */
-        dial->lookup = NULL;
-    }
+    if (dial->lookup != NULL)
+        leave_lookup(dial->lookup);
     dial->active = false;
 }

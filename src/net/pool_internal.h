@@ -68,10 +68,11 @@ struct link {
     unsigned open_calls;
 };
 
-/* A DNS look-up. It may outlive the peer that wanted it: then `peer` is NULL. */
+/* A DNS look-up. It may outlive the peer's interest in it: then `peer` is NULL. */
 struct lookup {
     uv_getaddrinfo_t request;
-    struct loop *loop;
+    uv_timer_t timer; /* when to wait no longer */
+    struct pool *pool;
     struct peer *peer;
 };
 
@@ -115,6 +116,7 @@ struct pool {
     struct deadline_heap deadlines;
     struct link *links;
     unsigned link_count;
+    unsigned lookups; /* that have not come back, wanted or not */
     struct link *idle_first, *idle_last;
     atomic_bool stopping;        /* read by any thread */
     _Atomic unsigned open_calls; /* any thread */
