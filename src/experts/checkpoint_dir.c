@@ -483,8 +483,11 @@ static skep_status save_in(const char *folder, const struct checkpoint_header *h
     path = join_path(folder, name);
     rc = path != NULL ? checkpoint_save(path, header, expert, copy, err)
                       : error_no_memory(err, folder, sizeof(name));
-    if (rc == SKEP_OK)
+    if (rc == SKEP_OK) {
         rc = point_last(folder, name, err);
+        if (rc != SKEP_OK)
+            (void)unlink(path); /* or they would pile up while the link cannot be replaced */
+    }
     if (rc == SKEP_OK && keep > 0)
         remove_old(folder, list, count, keep - 1); /* the new one is not in the list */
     if (rc == SKEP_OK)
