@@ -6,13 +6,6 @@
 #include "base/endpoint.h"
 #include "cli/output.h"
 
-int client_fail_before(const char *command, const struct skep_error *err)
-{
-    int code = cli_fail(command, err);
-
-    return code == CLI_NOT_FOUND ? CLI_FAILED : code;
-}
-
 int client_from_options(const char *command, const struct options *o, bool direct,
                         struct skep_client **out)
 {
@@ -42,5 +35,5 @@ int client_from_options(const char *command, const struct options *o, bool direc
         return CLI_DONE;
     skep_client_free(*out);
     *out = NULL;
-    return client_fail_before(command, &err);
+    return cli_fail_before(command, &err);
 }

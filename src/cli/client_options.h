@@ -52,8 +52,4 @@
 int client_from_options(const char *command, const struct options *o, bool direct,
                         struct skep_client **out);
 
-/* cli_fail() for what a command needs before it asks anybody: a file that is missing is a failure
- * (exit code 1), "not found" being said of experts alone. */
-int client_fail_before(const char *command, const struct skep_error *err);
-
 #endif

@@ -270,7 +270,7 @@ static int run(struct call *c)
     skep_status rc = has_input ? open_files(c, &err) : SKEP_OK;
 
     if (rc != SKEP_OK)
-        return client_fail_before(table.command, &err);
+        return cli_fail_before(table.command, &err);
     int code = client_from_options(table.command, c->o, options_endpoint(c->o, "endpoint") != NULL,
                                    &client);
     if (code != CLI_DONE)
@@ -284,7 +284,7 @@ static int run(struct call *c)
     skep_client_free(client);
     if (rc == SKEP_OK)
         return CLI_DONE;
-    code = c->answered ? client_fail_before(table.command, &err) : cli_fail(table.command, &err);
+    code = c->answered ? cli_fail_before(table.command, &err) : cli_fail(table.command, &err);
     if (err.outcome_unknown)
         fprintf(stderr, "The expert may or may not have been trained by this call.\n");
     return code;

@@ -171,5 +171,5 @@ int cmd_dht(int argc, char **argv)
     identity_wipe(&p.identity);
     swarm_key_wipe(&p.key);
     options_free(&o);
-    return rc == SKEP_OK ? CLI_DONE : cli_fail(table.command, &err);
+    return rc == SKEP_OK ? CLI_DONE : cli_fail_before(table.command, &err);
 }

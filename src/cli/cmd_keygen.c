@@ -75,5 +75,5 @@ int cmd_keygen(int argc, char **argv)
     if (rc == SKEP_OK && swarm_key != NULL)
         rc = make_swarm_key(swarm_key, &err);
     options_free(&o);
-    return rc == SKEP_OK ? CLI_DONE : cli_fail(table.command, &err);
+    return rc == SKEP_OK ? CLI_DONE : cli_fail_before(table.command, &err);
 }

@@ -598,7 +598,7 @@ static int run(const struct options *o, struct skep_node *node)
             print_stats(node, "stopped");
     }
     signals_end();
-    return rc == SKEP_OK ? CLI_DONE : cli_fail(table.command, &err);
+    return rc == SKEP_OK ? CLI_DONE : cli_fail_before(table.command, &err);
 }
 
 int cmd_node(int argc, char **argv)
@@ -631,7 +631,7 @@ int cmd_node(int argc, char **argv)
     else if (rc == SKEP_INVALID_ARGUMENT) /* options that do not go together */
         code = cli_usage_error(table.command, "%s", err.message);
     else
-        code = cli_fail(table.command, &err);
+        code = cli_fail_before(table.command, &err);
 
 out:
     skep_node_free(node);

@@ -42,6 +42,13 @@ int cli_fail(const char *command, const struct skep_error *err)
     return cli_exit_code(err->status);
 }
 
+int cli_fail_before(const char *command, const struct skep_error *err)
+{
+    int code = cli_fail(command, err);
+
+    return code == CLI_NOT_FOUND ? CLI_FAILED : code;
+}
+
 int cli_usage_error(const char *command, const char *format, ...)
 {
     va_list args;

@@ -21,6 +21,9 @@ int cli_exit_code(skep_status status);
 
 /* Prints "skep COMMAND: sentence" on standard error and returns the exit code of err->status. */
 int cli_fail(const char *command, const struct skep_error *err);
+/* The same for what a command needs before it asks anybody: a file that is missing is a failure
+ * (exit code 1), "not found" being said of experts alone. */
+int cli_fail_before(const char *command, const struct skep_error *err);
 /* The same for arguments that contradict each other: prints, with a pointer to the help, and
  * returns CLI_USAGE. */
 int cli_usage_error(const char *command, const char *format, ...) SKEP_PRINTF(2, 3);
