@@ -142,7 +142,26 @@ static int sync_folder(char *path)
     return code == 0 ? 0 : -1;
 }
 
-skep_status file_writer_commit(struct file_writer *w, struct skep_error *err)
+static int rename_over(const char *temp, const char *path)
+{
+    return rename(temp, path);
+}
+
+static int rename_new(const char *temp, const char *path)
+{
+    if (renameat2(AT_FDCWD, temp, AT_FDCWD, path, RENAME_NOREPLACE) == 0)
+        return 0;
+    if (errno != EINVAL && errno != ENOSYS)
+        return -1;
+    /* A file system without this kind of rename: a link has the same effect, in two steps. */
+    if (link(temp, path) != 0)
+        return -1;
+    unlink(temp);
+    return 0;
+}
+
+static skep_status commit(struct file_writer *w, int (*give_name)(const char *, const char *),
+                          struct skep_error *err)
 {
     skep_status rc = SKEP_OK;
     int fd = w->fd;
@@ -152,8 +171,10 @@ skep_status file_writer_commit(struct file_writer *w, struct skep_error *err)
     w->fd = -1;
     if (close(fd) != 0 && rc == SKEP_OK)
         rc = failed(w->path, "close", err);
-    if (rc == SKEP_OK && rename(w->temp, w->path) != 0)
-        rc = failed(w->path, "replace", err);
+    if (rc == SKEP_OK && give_name(w->temp, w->path) != 0)
+        rc = errno == EEXIST ? error_set(err, SKEP_FAILED_PRECONDITION,
+                                         "%s: exists already and is not overwritten", w->path)
+                             : failed(w->path, "replace", err);
     if (rc != SKEP_OK) {
         file_writer_abort(w);
         return rc;
@@ -164,6 +185,16 @@ skep_status file_writer_commit(struct file_writer *w, struct skep_error *err)
     mem_free(w->path);
     *w = (struct file_writer){.fd = -1};
     return rc;
+}
+
+skep_status file_writer_commit(struct file_writer *w, struct skep_error *err)
+{
+    return commit(w, rename_over, err);
+}
+
+skep_status file_writer_commit_new(struct file_writer *w, struct skep_error *err)
+{
+    return commit(w, rename_new, err);
 }
 
 void file_writer_abort(struct file_writer *w)

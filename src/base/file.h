@@ -1,5 +1,5 @@
-/* Whole files: mapped for reading, replaced whole or not at all when written. Thread: any, each
- * object by one thread at a time. */
+/* Whole files: mapped for reading, made or replaced whole or not at all when written. Thread: any,
+ * each object by one thread at a time. */
 #ifndef SKEP_BASE_FILE_H
 #define SKEP_BASE_FILE_H
 
@@ -34,9 +34,16 @@ SKEP_MUST_CHECK skep_status file_writer_open(struct file_writer *out, const char
                                              struct skep_error *err);
 SKEP_MUST_CHECK skep_status file_writer_write(struct file_writer *w, const void *data, size_t len,
                                               struct skep_error *err);
-/* Makes it durable under its name: fsync, rename, fsync of the folder. The writer is finished
- * either way; on failure nothing of it is left on disk. */
+/*
+ * Makes it durable under its name: fsync, rename, fsync of the folder. The writer is finished
+ * either way. On failure the old file, if any, is as it was and nothing of the new one is left;
+ * except that when only the folder could not be synced (the sentence says so), the new file is in
+ * place, whole, but a loss of power may still bring the old one back.
+ */
 SKEP_MUST_CHECK skep_status file_writer_commit(struct file_writer *w, struct skep_error *err);
+/* The same, but a file that has the name already stays: SKEP_FAILED_PRECONDITION. In one step, so
+ * that of several writers one wins. */
+SKEP_MUST_CHECK skep_status file_writer_commit_new(struct file_writer *w, struct skep_error *err);
 /* Removes what was written. Does nothing after commit, on NULL and on zeroed memory. */
 void file_writer_abort(struct file_writer *w);
 

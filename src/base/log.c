@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/text.h"
 #include "base/thread.h"
 
 enum { LINE_BYTES = 1024 };
@@ -54,9 +55,7 @@ void log_write(enum skep_log_level level, const char *format, ...)
     vsnprintf(line, sizeof(line), format, args);
     va_end(args);
     /* A peer's text may be quoted in a line: no control character reaches a terminal. */
-    for (char *p = line; *p != '\0'; p++)
-        if ((unsigned char)*p < ' ' || *p == 0x7f)
-            *p = '?';
+    text_tame(line);
     pthread_mutex_lock(&lock);
     if (sink != NULL)
         sink(level, line, sink_arg);

@@ -36,10 +36,27 @@ bool text_is_utf8(const char *text, size_t len)
     return true;
 }
 
-/* Whether the n byte character at p would do something to a terminal other than show. */
-static bool is_control(const uint8_t *p, size_t n)
+bool text_is_control(const char *character, size_t n)
 {
+    const uint8_t *p = (const uint8_t *)character;
+
     return (n == 1 && (p[0] < 0x20 || p[0] == 0x7f)) || (n == 2 && p[0] == 0xc2 && p[1] < 0xa0);
+}
+
+void text_tame(char *text)
+{
+    size_t left = strlen(text);
+
+    while (left > 0) {
+        size_t n = text_utf8_length(text, left);
+        bool bad = n == 0 || text_is_control(text, n);
+        if (n == 0)
+            n = 1;
+        if (bad)
+            memset(text, '?', n);
+        text += n;
+        left -= n;
+    }
 }
 
 const char *text_quote(const char *text, size_t len, char out[static TEXT_QUOTE_BYTES])
@@ -52,8 +69,7 @@ const char *text_quote(const char *text, size_t len, char out[static TEXT_QUOTE_
     out[used++] = '"';
     while (i < len) {
         size_t n = text_utf8_length(text + i, len - i);
-        bool plain =
-            n > 0 && !is_control((const uint8_t *)text + i, n) && text[i] != '"' && text[i] != '\\';
+        bool plain = n > 0 && !text_is_control(text + i, n) && text[i] != '"' && text[i] != '\\';
         size_t taken = n > 0 && plain ? n : 1;
         if (used + (plain ? taken : 4) > room)
             break;

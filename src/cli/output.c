@@ -96,9 +96,7 @@ static void make_plain(char *text)
 
     for (size_t i = 0; i < len;) {
         size_t n = text_utf8_length(text + i, len - i);
-        bool control = (unsigned char)text[i] < 0x20 || text[i] == 0x7f ||
-                       (n == 2 && text[i] == '\xc2' && (unsigned char)text[i + 1] < 0xa0);
-        if (n == 0 || control)
+        if (n == 0 || text_is_control(text + i, n))
             memset(text + i, '?', n > 0 ? n : 1);
         i += n > 0 ? n : 1;
     }

@@ -3,12 +3,12 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/file.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <sodium.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -167,96 +167,24 @@ skep_status key_file_make_parents(const char *path, struct skep_error *err)
     return SKEP_OK;
 }
 
-static skep_status write_all(int fd, const char *data, size_t len, const char *path,
-                             struct skep_error *err)
-{
-    while (len > 0) {
-        ssize_t n = write(fd, data, len);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return error_set(err, status_from_errno(errno), "%s: cannot write: %s", path,
-                             strerror(errno));
-        data += n;
-        len -= (size_t)n;
-    }
-    if (fsync(fd) != 0)
-        return error_set(err, status_from_errno(errno), "%s: cannot sync: %s", path,
-                         strerror(errno));
-    return SKEP_OK;
-}
-
-/* The rename lasts only once the folder is on disk too. Some file systems can't sync a folder
- * (EINVAL); the file itself is safe there as far as they allow. */
-static skep_status sync_folder(const char *path, struct skep_error *err)
-{
-    char folder[PATH_MAX];
-    const char *slash = strrchr(path, '/');
-    int n;
-
-    if (slash == NULL)
-        n = snprintf(folder, sizeof(folder), ".");
-    else
-        n = snprintf(folder, sizeof(folder), "%.*s", (int)(slash - path) + 1, path);
-    if (n < 0 || (size_t)n >= sizeof(folder))
-        return error_set(err, SKEP_INVALID_ARGUMENT, "%s: path too long", path);
-    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0)
-        return SKEP_OK; /* a folder that may be written but not listed */
-    int failed = fsync(fd) != 0 && errno != EINVAL ? errno : 0;
-    close(fd);
-    if (failed != 0)
-        return error_set(err, status_from_errno(failed), "%s: cannot sync the folder: %s", folder,
-                         strerror(failed));
-    return SKEP_OK;
-}
-
-/* Gives the finished file its name unless the name is taken, in one step. */
-static skep_status publish(const char *temporary, const char *path, struct skep_error *err)
-{
-    int failed = renameat2(AT_FDCWD, temporary, AT_FDCWD, path, RENAME_NOREPLACE) == 0 ? 0 : errno;
-
-    if (failed == EINVAL || failed == ENOSYS) { /* a file system without this kind of rename */
-        failed = link(temporary, path) == 0 ? 0 : errno;
-        if (failed == 0)
-            unlink(temporary);
-    }
-    if (failed == EEXIST)
-        return error_set(err, SKEP_FAILED_PRECONDITION, "%s: exists already and is not overwritten",
-                         path);
-    if (failed != 0)
-        return error_set(err, status_from_errno(failed), "%s: cannot be made: %s", path,
-                         strerror(failed));
-    return sync_folder(path, err);
-}
-
 skep_status key_file_write(const uint8_t secret[static KEY_FILE_SECRET_BYTES], const char *path,
                            struct skep_error *err)
 {
-    char temporary[PATH_MAX] = "";
+    struct file_writer writer;
     char line[HEX_DIGITS + 1];
     skep_status rc = key_file_make_parents(path, err);
 
     if (rc != SKEP_OK)
         return rc;
-    int n = snprintf(temporary, sizeof(temporary), "%s.XXXXXX", path);
-    if (n < 0 || (size_t)n >= sizeof(temporary))
-        return error_set(err, SKEP_INVALID_ARGUMENT, "%s: path too long", path);
-    int fd = mkostemp(temporary, O_CLOEXEC); /* mode 0600 */
-    if (fd < 0)
-        return error_set(err, status_from_errno(errno), "%s: cannot be made: %s", path,
-                         strerror(errno));
-
+    rc = file_writer_open(&writer, path, 0600, err);
+    if (rc != SKEP_OK)
+        return rc;
     hex_encode(line, secret, KEY_FILE_SECRET_BYTES);
     line[HEX_DIGITS] = '\n'; /* in place of the NUL */
-    rc = write_all(fd, line, sizeof(line), path, err);
+    rc = file_writer_write(&writer, line, sizeof(line), err);
     sodium_memzero(line, sizeof(line));
-    if (close(fd) != 0 && rc == SKEP_OK)
-        rc =
-            error_set(err, status_from_errno(errno), "%s: cannot write: %s", path, strerror(errno));
     if (rc == SKEP_OK)
-        rc = publish(temporary, path, err);
-    if (rc != SKEP_OK)
-        unlink(temporary);
+        rc = file_writer_commit_new(&writer, err);
+    file_writer_abort(&writer);
     return rc;
 }

@@ -171,13 +171,6 @@ skep_status status_from_wire(uint64_t number)
     }
 }
 
-/* Of a whole UTF-8 character: C0, DEL, and C1, which some terminals obey too. */
-static bool is_control(const uint8_t *character)
-{
-    return character[0] < 0x20 || character[0] == 0x7f ||
-           (character[0] == 0xc2 && character[1] < 0xa0);
-}
-
 void text_from_wire(char *out, size_t cap, const uint8_t *data, size_t len)
 {
     size_t used = 0;
@@ -185,7 +178,7 @@ void text_from_wire(char *out, size_t cap, const uint8_t *data, size_t len)
 
     while (i < len && used + 1 < cap) {
         size_t n = text_utf8_length((const char *)data + i, len - i);
-        if (n == 0 || is_control(data + i)) {
+        if (n == 0 || text_is_control((const char *)data + i, n)) {
             out[used++] = '?';
             i += n == 0 ? 1 : n;
             continue;
