@@ -313,6 +313,14 @@ bool endpoint_to_address(const struct endpoint *e, struct address *out)
     return found;
 }
 
+void address_set_port(struct address *address, uint16_t port)
+{
+    if (address->sa.ss_family == AF_INET6)
+        ((struct sockaddr_in6 *)&address->sa)->sin6_port = htons(port);
+    else
+        ((struct sockaddr_in *)&address->sa)->sin_port = htons(port);
+}
+
 void endpoint_from_address(struct endpoint *out, const struct sockaddr *sa)
 {
     socklen_t len =

@@ -17,14 +17,6 @@ enum {
     PORT_ATTEMPTS = 16,
 };
 
-static void set_port(struct address *a, uint16_t port)
-{
-    if (a->sa.ss_family == AF_INET6)
-        ((struct sockaddr_in6 *)&a->sa)->sin6_port = htons(port);
-    else
-        ((struct sockaddr_in *)&a->sa)->sin_port = htons(port);
-}
-
 /* "[::]" serves IPv4 too, whatever the system's default; other addresses keep to their family, or
  * the addresses of one name would collide. */
 static void set_family_options(int fd, const struct address *a)
@@ -110,7 +102,7 @@ static skep_status bind_address(struct listeners *l, struct address *a, struct s
     if (rc != SKEP_OK)
         return rc;
     setsockopt(fds[0], SOL_SOCKET, SO_REUSEPORT, &on, sizeof(on));
-    set_port(a, bound_port(fds[0], l->addresses == 0 ? &l->bound : NULL));
+    address_set_port(a, bound_port(fds[0], l->addresses == 0 ? &l->bound : NULL));
     l->addresses++;
     for (size_t i = 1; i < l->threads && rc == SKEP_OK; i++)
         rc = bind_one(a, true, &fds[i], err);
@@ -156,7 +148,7 @@ static skep_status bind_all(struct listeners *l, const struct address *all, size
 
         if (is_repeat(all, i))
             continue;
-        set_port(&a, picked);
+        address_set_port(&a, picked);
         rc = bind_address(l, &a, &why);
         if (rc == SKEP_UNAVAILABLE && count > 1) {
             log_warn("listening: %s", why.message);

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/error.h"
 
@@ -166,14 +165,6 @@ static bool copy_tensors(struct pool_call *call, const DLTensor *const *tensors,
     return true;
 }
 
-static bool copy_headers(struct call_headers *out, const struct call_headers *from)
-{
-    memcpy(out, from,
-           offsetof(struct call_headers, tensors) + from->tensor_count * sizeof(from->tensors[0]));
-    out->params = (struct bytes){0};
-    return from->params.len == 0 || bytes_append(&out->params, from->params.data, from->params.len);
-}
-
 static skep_status check_call(const struct pool_target *target, const struct call_headers *headers,
                               const DLTensor *const *tensors, struct skep_error *err)
 {
@@ -214,7 +205,7 @@ static struct pool_call *new_call(struct pool *pool, const struct pool_target *t
     call->cancel.run = cancel_call;
     atomic_init(&call->refs, 1);
     copy_target(&call->target, target);
-    bool copied = copy_headers(&call->headers, headers);
+    bool copied = call_headers_copy(&call->headers, headers);
     if (copied && copy_tensors(call, tensors, headers->tensor_count))
         return call;
     call_headers_free(&call->headers);

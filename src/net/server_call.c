@@ -102,15 +102,6 @@ void server_calls_free(struct server_io *io)
 }
 
 /* A copy of our own: the session's is a view that may end while another thread still reads. */
-static bool copy_headers(struct call_headers *out, const struct call_headers *from)
-{
-    size_t fixed = offsetof(struct call_headers, tensors);
-
-    memcpy(out, from, fixed + from->tensor_count * sizeof(from->tensors[0]));
-    out->params = (struct bytes){0};
-    return from->params.len == 0 || bytes_append(&out->params, from->params.data, from->params.len);
-}
-
 static struct server_call *new_call(struct server_conn *c, struct session_stream *stream,
                                     const struct call_headers *headers)
 {
@@ -133,7 +124,7 @@ static struct server_call *new_call(struct server_conn *c, struct session_stream
     call->has_error = false;
     call->result = (struct bytes){0};
     call->reply_tensor_count = 0;
-    if (!copy_headers(&call->headers, headers)) {
+    if (!call_headers_copy(&call->headers, headers)) {
         release_call(call);
         return NULL;
     }

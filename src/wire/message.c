@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -523,6 +524,14 @@ skep_status hello_decode(struct hello *out, const uint8_t *data, size_t len, str
 }
 
 /* ---- The structures ---- */
+
+bool call_headers_copy(struct call_headers *out, const struct call_headers *from)
+{
+    memcpy(out, from,
+           offsetof(struct call_headers, tensors) + from->tensor_count * sizeof(from->tensors[0]));
+    out->params = (struct bytes){0};
+    return from->params.len == 0 || bytes_append(&out->params, from->params.data, from->params.len);
+}
 
 void call_headers_free(struct call_headers *headers)
 {

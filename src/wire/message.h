@@ -81,6 +81,9 @@ SKEP_MUST_CHECK skep_status reply_headers_decode(struct reply_headers *out, cons
                                                  struct skep_error *err);
 SKEP_MUST_CHECK skep_status reply_headers_encode(const struct reply_headers *headers,
                                                  struct bytes *out, struct skep_error *err);
+/* Copies as many descriptors as there are; the rest of *out is not touched. False if memory is
+ * short: *out holds no params then. */
+bool call_headers_copy(struct call_headers *out, const struct call_headers *from);
 void call_headers_free(struct call_headers *headers);
 void reply_headers_free(struct reply_headers *headers);
 
