@@ -3,20 +3,30 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/bytes.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "base/text.h"
 
-enum { MAX_PATH_BYTES = 4096 };
+/* Of a file that is longer, the last line within the limit is not whole: half an address is another
+ * one's. */
+static void cut(char *text, size_t len)
+{
+    if (len <= PEERS_FILE_MAX_BYTES)
+        return;
+    while (len > 0 && text[len - 1] != '\n')
+        len--;
+    text[len] = '\0';
+}
 
-/* The whole file with a NUL behind it, or its first PEERS_FILE_MAX_BYTES; NULL if there is none. */
+/* The whole file with a NUL behind it, or the lines that fit in PEERS_FILE_MAX_BYTES; NULL if there
+ * is none. */
 static char *read_file(const char *path)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -30,16 +40,18 @@ static char *read_file(const char *path)
         return NULL;
     }
     if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode))
-        text = mem_calloc(1, PEERS_FILE_MAX_BYTES + 1);
+        text = mem_calloc(1, PEERS_FILE_MAX_BYTES + 2);
     else
         log_warn("known peers: %s: not a regular file, left alone", path);
-    while (text != NULL && len < PEERS_FILE_MAX_BYTES) {
-        ssize_t n = read(fd, text + len, PEERS_FILE_MAX_BYTES - len);
+    while (text != NULL && len <= PEERS_FILE_MAX_BYTES) {
+        ssize_t n = read(fd, text + len, PEERS_FILE_MAX_BYTES + 1 - len);
         if (n <= 0)
             break;
         len += (size_t)n;
     }
     close(fd);
+    if (text != NULL)
+        cut(text, len);
     return text;
 }
 
@@ -78,51 +90,42 @@ size_t peers_file_load(const char *path, struct address *out, size_t cap)
     return count;
 }
 
-static bool write_all(FILE *f, const struct address *addresses, size_t count)
+static bool format_all(struct bytes *out, const struct address *addresses, size_t count)
 {
-    bool ok = fputs("# DHT peers seen last, tried at the next start\n", f) >= 0;
+    static const char title[] = "# DHT peers seen last, tried at the next start\n";
+    bool ok = bytes_append(out, title, sizeof(title) - 1);
 
     for (size_t i = 0; i < count && ok; i++) {
         struct endpoint e;
         char text[ENDPOINT_TEXT_BYTES];
         endpoint_from_address(&e, (const struct sockaddr *)&addresses[i].sa);
-        ok = fprintf(f, "%s\n", endpoint_format(&e, text)) > 0;
+        endpoint_format(&e, text);
+        ok = bytes_append(out, text, strlen(text)) && bytes_append(out, "\n", 1);
     }
-    return ok && fflush(f) == 0 && fsync(fileno(f)) == 0;
-}
-
-static skep_status file_error(struct skep_error *err, const char *path, const char *what,
-                              int error_number)
-{
-    return error_set(err, status_from_errno(error_number), "known peers: %s: cannot %s: %s", path,
-                     what, strerror(error_number));
+    return ok;
 }
 
 skep_status peers_file_save(const char *path, const struct address *addresses, size_t count,
                             struct skep_error *err)
 {
-    char temporary[MAX_PATH_BYTES];
-    int n = snprintf(temporary, sizeof(temporary), "%s.XXXXXX", path);
+    struct file_writer writer = {.fd = -1};
+    struct bytes text = {0};
+    skep_status rc;
 
-    if (n < 0 || (size_t)n >= sizeof(temporary))
-        return error_set(err, SKEP_INVALID_ARGUMENT, "known peers: path of %zu characters is long",
-                         strlen(path));
-    int fd = mkostemp(temporary, O_CLOEXEC); /* mode 0600 */
-    if (fd < 0)
-        return file_error(err, path, "make a file beside it", errno);
-    FILE *f = fdopen(fd, "w");
-    if (f == NULL)
-        close(fd);
-    bool ok = f != NULL && write_all(f, addresses, count);
-    int failure = errno;
-    if (f != NULL && fclose(f) != 0 && ok) {
-        ok = false;
-        failure = errno;
+    if (!format_all(&text, addresses, count)) {
+        rc = error_no_memory(err, path, count * ENDPOINT_TEXT_BYTES);
+        goto out;
     }
-    if (ok && rename(temporary, path) == 0)
-        return SKEP_OK;
-    if (ok)
-        failure = errno;
-    unlink(temporary);
-    return file_error(err, path, "write", failure);
+    rc = file_writer_open(&writer, path, 0600, err);
+    if (rc == SKEP_OK)
+        rc = file_writer_write(&writer, text.data, text.len, err);
+    if (rc == SKEP_OK)
+        rc = file_writer_commit(&writer, err);
+
+out:
+    file_writer_abort(&writer);
+    bytes_free(&text);
+    if (rc != SKEP_OK)
+        error_prefix(err, "known peers");
+    return rc;
 }

@@ -9,14 +9,6 @@
 
 enum { PICK_ATTEMPTS = 64 }; /* a port free for IPv4 may be taken for IPv6 */
 
-static void set_port(struct address *address, uint16_t port)
-{
-    if (address->sa.ss_family == AF_INET)
-        ((struct sockaddr_in *)&address->sa)->sin_port = htons(port);
-    else
-        ((struct sockaddr_in6 *)&address->sa)->sin6_port = htons(port);
-}
-
 /*
  * Binds a socket without SO_REUSEADDR: with it, Linux lets two programs bind one UDP port.
  * Returns 0 and the held socket, or an errno. *port is read and, if it was 0, written.
@@ -31,7 +23,7 @@ static int bind_once(struct address *address, uint16_t *port, int *held)
     *held = -1;
     if (fd < 0)
         return errno;
-    set_port(address, *port);
+    address_set_port(address, *port);
     if ((address->sa.ss_family == AF_INET6 &&
          setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on)) != 0) ||
         bind(fd, (const struct sockaddr *)&address->sa, address->len) != 0 ||
@@ -43,7 +35,7 @@ static int bind_once(struct address *address, uint16_t *port, int *held)
     if (*port == 0)
         *port = ntohs(bound.ss_family == AF_INET ? ((struct sockaddr_in *)&bound)->sin_port
                                                  : ((struct sockaddr_in6 *)&bound)->sin6_port);
-    set_port(address, *port);
+    address_set_port(address, *port);
     *held = fd;
     return 0;
 }

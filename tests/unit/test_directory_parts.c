@@ -252,6 +252,32 @@ static void saved_peers_round_trip_and_garbage_is_left_out(void **state)
     tempdir_remove(&dir);
 }
 
+static void line_cut_at_the_size_limit_is_no_peer(void **state)
+{
+    (void)state;
+    static const char first[] = "10.0.0.1:7001\n#", last[] = "\n10.0.0.2:7002\n";
+    struct tempdir dir;
+    char path[512];
+    struct address out[PEERS_FILE_MAX];
+    char *text = mem_alloc(PEERS_FILE_MAX_BYTES + sizeof(last));
+
+    tempdir_make(&dir);
+    tempdir_file(&dir, "peers", path);
+    assert_non_null(text);
+    /* The last line would still be an address with its last digits or its end gone. */
+    for (size_t over = 0; over < sizeof(last) - 1; over++) {
+        size_t len = PEERS_FILE_MAX_BYTES + over;
+        memset(text, 'x', len);
+        memcpy(text, first, sizeof(first) - 1);
+        memcpy(text + len - (sizeof(last) - 1), last, sizeof(last) - 1);
+        write_text(path, text, len);
+        /* Of a line that fits, the newline may be the first byte that does not. */
+        assert_int_equal(peers_file_load(path, out, PEERS_FILE_MAX), over <= 1 ? 2 : 1);
+    }
+    mem_free(text);
+    tempdir_remove(&dir);
+}
+
 static void a_file_of_any_bytes_is_survived(void **state)
 {
     (void)state;
@@ -426,6 +452,7 @@ int main(void)
         cmocka_unit_test(the_cache_is_bounded_and_drops_the_oldest),
         cmocka_unit_test(forgetting_a_peer_empties_its_entries_only),
         cmocka_unit_test(saved_peers_round_trip_and_garbage_is_left_out),
+        cmocka_unit_test(line_cut_at_the_size_limit_is_no_peer),
         cmocka_unit_test(a_file_of_any_bytes_is_survived),
         cmocka_unit_test(saving_where_it_cannot_be_says_where),
         cmocka_unit_test(only_what_failed_is_tried_again_and_only_what_was_told_is_withdrawn),
