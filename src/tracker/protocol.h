@@ -1,0 +1,172 @@
+/*
+ * The TVM RPC tracker's protocol (docs/tracker.md): bytes <-> messages. No sockets, no clock.
+ *
+ *     client                                   tracker
+ *       [u32 0x2F271]                 ->
+ *                                     <-       [u32 0x2F271]
+ *       [i32 length][UTF-8 JSON]      ->                        any number of them
+ *                                     <-       [i32 length][JSON]
+ *
+ * All numbers are little-endian. Messages are not aligned to packets in any way. Answers are
+ * written as Python's json.dumps() writes them (", " and ": ", everything outside ASCII escaped),
+ * because stock peers parse some of them with less than a JSON parser.
+ *
+ * Thread: any, each object by one at a time.
+ */
+#ifndef SKEP_TRACKER_PROTOCOL_H
+#define SKEP_TRACKER_PROTOCOL_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <skep/status.h>
+#include "base/bytes.h"
+
+enum {
+    TRACKER_MAGIC = 0x2F271,
+    TRACKER_MAX_MESSAGE_BYTES = 1 << 20, /* of one request */
+    TRACKER_MAX_DEPTH = 32,              /* of brackets in one message */
+    TRACKER_MAX_KEY_BYTES = 4096,        /* of a resource key, a match key, a server's info key */
+    TRACKER_MAX_HOST_BYTES = 255,        /* of an address that a server gives */
+    TRACKER_MAX_INFO_BYTES = 16384,      /* of one server's UPDATE_INFO fields, as JSON */
+};
+
+enum tracker_code {
+    TRACKER_FAIL = -1,
+    TRACKER_SUCCESS = 0,
+    TRACKER_PING = 1,
+    TRACKER_STOP = 2,
+    TRACKER_PUT = 3,
+    TRACKER_REQUEST = 4,
+    TRACKER_UPDATE_INFO = 5,
+    TRACKER_SUMMARY = 6,
+    TRACKER_GET_PENDING_MATCHKEYS = 7,
+};
+
+/* Text with a length: keys hold any characters, NUL included. Not terminated. */
+struct tracker_text {
+    const char *data; /* NULL: absent (JSON's null) */
+    size_t len;
+};
+struct tracker_text tracker_text(const char *text); /* NULL is allowed */
+bool tracker_text_equal(struct tracker_text a, struct tracker_text b);
+
+/* ---- bytes in ---- */
+
+/* Cuts a stream into messages. Zeroed memory is a new stream, before the magic. */
+struct tracker_input {
+    struct bytes kept;    /* owned: tracker_input_free(); what could not be used up yet */
+    const uint8_t *chunk; /* borrowed, see tracker_input_push() */
+    size_t chunk_len;
+    size_t used;  /* of kept, if it holds anything, else of chunk */
+    bool greeted; /* the magic has come */
+};
+
+enum tracker_input_result {
+    TRACKER_INPUT_MORE,     /* nothing whole is left */
+    TRACKER_INPUT_GREETING, /* the magic, once, before all messages */
+    TRACKER_INPUT_MESSAGE,
+    TRACKER_INPUT_BAD, /* wrong magic, length not in 1 to max_bytes, or out of memory */
+};
+
+/* Gives the stream its next bytes. @param data  borrowed until tracker_input_settle().
+ * @return false if memory is short. */
+SKEP_MUST_CHECK bool tracker_input_push(struct tracker_input *in, const uint8_t *data, size_t len);
+/* @param message    view of the stream or of what was pushed, until the next call.
+ * @param max_bytes  of one message. @param err  filled on TRACKER_INPUT_BAD. */
+enum tracker_input_result tracker_input_next(struct tracker_input *in, size_t max_bytes,
+                                             struct tracker_text *message, struct skep_error *err);
+/* Keeps what is left of the bytes pushed: they are borrowed no more. False if memory is short. */
+SKEP_MUST_CHECK bool tracker_input_settle(struct tracker_input *in);
+/* Whether the beginning of a message (or of the magic) is there and its end is awaited. Right
+ * after tracker_input_next() has said TRACKER_INPUT_MORE. */
+bool tracker_input_is_partial(const struct tracker_input *in);
+void tracker_input_free(struct tracker_input *in); /* NULL and zeroed are allowed */
+
+/* ---- requests ---- */
+
+/* Of any size, as Python's numbers are; compared exactly as far as 64 bits go. */
+struct tracker_priority {
+    double value;
+    int64_t exact;
+};
+struct tracker_priority tracker_priority(int64_t value);
+/* Below 0 if a comes after b, above 0 if before, 0 if they are equal. */
+int tracker_priority_compare(struct tracker_priority a, struct tracker_priority b);
+
+/* One request. Texts are views of `root`. */
+struct tracker_request {
+    json_t *root; /* owned: tracker_request_free() */
+    enum tracker_code code;
+    struct tracker_text key;       /* PUT, REQUEST; UPDATE_INFO if it has one */
+    struct tracker_text match_key; /* PUT */
+    struct tracker_text address;   /* PUT, UPDATE_INFO; absent: the peer's own */
+    uint16_t port;                 /* PUT, UPDATE_INFO */
+    struct tracker_text user;      /* REQUEST; may be absent */
+    struct tracker_priority priority;
+    struct tracker_text stop_key; /* STOP */
+    json_t *info;                 /* UPDATE_INFO; view of root */
+    bool info_int_as_real;        /* some whole number in it has more than 64 bits: all are reals */
+};
+
+/*
+ * Parses one message. @param out  owned if SKEP_OK or SKEP_INVALID_ARGUMENT:
+ * tracker_request_free().
+ * @return SKEP_INVALID_ARGUMENT if it is a request that cannot be granted whatever the state (a
+ *         port that does not exist, a key that is too long): answered FAIL, and `code` is set;
+ *         SKEP_UNIMPLEMENTED for an unknown code and SKEP_DATA_LOSS for anything that is no request
+ *         (not JSON, not UTF-8, nested too deeply, a field missing or of the wrong type): these end
+ *         the connection; SKEP_RESOURCE_EXHAUSTED.
+ */
+SKEP_MUST_CHECK skep_status tracker_request_parse(struct tracker_request *out,
+                                                  struct tracker_text message,
+                                                  struct skep_error *err);
+void tracker_request_free(struct tracker_request *request); /* NULL and zeroed are allowed */
+
+/* Parses any JSON value from a stranger: as tracker_request_parse() does, without a meaning.
+ * @return owned: json_decref(); NULL with err filled. */
+json_t *tracker_json_parse(struct tracker_text message, bool int_as_real, struct skep_error *err);
+/* The text of a JSON string. */
+struct tracker_text tracker_json_text(const json_t *string);
+
+/* ---- bytes out ---- */
+
+/*
+ * Messages are appended to a buffer. Each of these returns false if memory is short; the buffer is
+ * then as it was.
+ */
+bool tracker_write_magic(struct bytes *out);
+/* A whole message: text that is JSON already. */
+bool tracker_write_message(struct bytes *out, const char *json, size_t len);
+/* `0` or `-1`. */
+bool tracker_write_code(struct bytes *out, enum tracker_code code);
+/* `[0, ["address", port, "match key"]]`, the answer to REQUEST. */
+bool tracker_write_resource(struct bytes *out, struct tracker_text address, uint16_t port,
+                            struct tracker_text match_key);
+/* `[-1, "sentence"]`, a refusal of REQUEST. */
+bool tracker_write_refusal(struct bytes *out, const char *sentence);
+
+/* Requests, for our own clients. Absent addresses are written as null. */
+bool tracker_write_request(struct bytes *out, struct tracker_text key, struct tracker_text user,
+                           int64_t priority);
+bool tracker_write_put(struct bytes *out, struct tracker_text key, uint16_t port,
+                       struct tracker_text match_key, struct tracker_text address);
+bool tracker_write_stop(struct bytes *out, struct tracker_text stop_key);
+bool tracker_write_update_info(struct bytes *out, const json_t *info);
+/* PING, SUMMARY, GET_PENDING_MATCHKEYS: `[code]`. */
+bool tracker_write_plain(struct bytes *out, enum tracker_code code);
+
+/* For messages made of pieces: begin, append, end. A message that is not ended is taken back by
+ * setting out->len to `start`. */
+bool tracker_message_begin(struct bytes *out, size_t *start);
+bool tracker_message_end(struct bytes *out, size_t start); /* false if over 2^31 - 1 bytes */
+/* Pieces without a length in front. */
+bool tracker_append(struct bytes *out, const char *json); /* as it is */
+bool tracker_append_text(struct bytes *out,
+                         struct tracker_text text); /* as a JSON string; "null" */
+bool tracker_append_number(struct bytes *out, int64_t number);
+/* Any value. @param int_as_real  its whole numbers were parsed as reals. */
+bool tracker_append_value(struct bytes *out, const json_t *value, bool int_as_real);
+
+#endif

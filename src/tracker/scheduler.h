@@ -1,0 +1,160 @@
+/*
+ * Who gets which resource. A pure data structure: no sockets, no clock, no threads.
+ *
+ * Under each key there are free resources, oldest first, and waiting requests, the highest priority
+ * first and within one the oldest; never both at once. Resources and requests belong to owners
+ * (connections): an owner that goes takes its own along, so nothing is handed to one that has left,
+ * and nothing of one that has left is handed out.
+ *
+ * A key that has neither resources nor requests is remembered with its counters for a while
+ * (SCHEDULER_MAX_IDLE_KEYS, the longest idle goes first): tools expect to see keys whose servers
+ * are all busy.
+ *
+ * Every operation is O(log n) in the requests of its key, O(1) in all else.
+ */
+#ifndef SKEP_TRACKER_SCHEDULER_H
+#define SKEP_TRACKER_SCHEDULER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <skep/status.h>
+#include "tracker/protocol.h"
+
+struct scheduler;
+struct scheduler_key;
+struct scheduler_item;
+struct scheduler_waiter;
+
+enum {
+    SCHEDULER_MAX_IDLE_KEYS = 1024,
+    SCHEDULER_WAIT_BUCKETS = 14, /* up to 1 ms, 2, 4 ... 4096 ms, and above */
+};
+
+/* What is put and handed out. Views: of the request when given, of the scheduler when got. */
+struct tracker_resource {
+    struct tracker_text address;
+    uint16_t port;
+    struct tracker_text match_key;
+};
+
+/* Embedded in a connection, or whoever else puts and requests. Zeroed memory has nothing. */
+struct scheduler_owner {
+    struct scheduler_item *first_item, *last_item;
+    struct scheduler_waiter *first_waiter, *last_waiter;
+    size_t item_count, waiter_count;
+};
+
+struct scheduler_limits {         /* 0: the default */
+    size_t max_items_per_owner;   /* resources; 4,096 */
+    size_t max_waiters_per_owner; /* requests; 4,096 */
+    size_t max_bytes;             /* of everything the scheduler holds; 256 MiB */
+};
+
+enum scheduler_end {
+    SCHEDULER_SERVED,    /* by a resource put here */
+    SCHEDULER_ANSWERED,  /* by scheduler_answer() */
+    SCHEDULER_WITHDRAWN, /* its owner has gone */
+};
+
+/* A waiting request, for those who may answer it from elsewhere. Views, for the call. */
+struct scheduler_request {
+    uint64_t id; /* never used twice */
+    struct tracker_text key;
+    struct tracker_text user;
+    struct tracker_priority priority;
+};
+
+/* They run inside the scheduler's functions and must not call it, except as noted. */
+struct scheduler_events {
+    /* The answer to a request of `to`. False: it cannot be told (memory is short): the request is
+     * dropped and the resource stays. */
+    bool (*assign)(void *arg, struct scheduler_owner *to, const struct tracker_resource *resource);
+    /* A request found nothing free and waits now. May be NULL. */
+    void (*waiting)(void *arg, const struct scheduler_request *request);
+    /* A request that `waiting` told of waits no more. May be NULL. */
+    void (*ended)(void *arg, uint64_t id, struct tracker_text key, enum scheduler_end how);
+};
+
+SKEP_MUST_CHECK skep_status scheduler_new(const struct scheduler_limits *limits,
+                                          const struct scheduler_events *events, void *arg,
+                                          struct scheduler **out, struct skep_error *err);
+/* All owners must be gone (scheduler_owner_gone()). NULL is allowed. */
+void scheduler_free(struct scheduler *s);
+
+/*
+ * Offers a resource of `owner`; everything is copied. Under a match key that the owner has offered
+ * and that is still there, it replaces that one (it counts once, and keeps its place).
+ * @return SKEP_RESOURCE_EXHAUSTED if the owner or the scheduler holds too much, or memory is short.
+ */
+SKEP_MUST_CHECK skep_status scheduler_put(struct scheduler *s, struct scheduler_owner *owner,
+                                          struct tracker_text key,
+                                          const struct tracker_resource *resource, uint64_t now_us,
+                                          struct skep_error *err);
+/* Asks for a resource: `assign` runs now or later, once. Errors as scheduler_put(). */
+SKEP_MUST_CHECK skep_status scheduler_ask(struct scheduler *s, struct scheduler_owner *owner,
+                                          struct tracker_text key, struct tracker_text user,
+                                          struct tracker_priority priority, uint64_t now_us,
+                                          struct skep_error *err);
+/* Everything of this owner goes: resources, requests. Resources that were taken can no longer be
+ * returned. */
+void scheduler_owner_gone(struct scheduler *s, struct scheduler_owner *owner);
+
+/* ---- other trackers ---- */
+
+/*
+ * Answers a waiting request with a resource from elsewhere. False if it waits no more (served,
+ * answered, withdrawn): the resource is not used then.
+ */
+bool scheduler_answer(struct scheduler *s, uint64_t id, const struct tracker_resource *resource,
+                      uint64_t now_us);
+/* Whether a request still waits. */
+bool scheduler_is_waiting(const struct scheduler *s, uint64_t id);
+
+/*
+ * Takes the oldest free resource for somebody who is not an owner here. Afterwards say exactly once
+ * what came of it: scheduler_confirm() (it was handed on) or scheduler_return() (it was not needed:
+ * it is free again, unless its owner has gone or has put it anew meanwhile).
+ * @param resource  view, until the next call of any of these functions.
+ * @return an id, never 0; 0 if nothing is free.
+ */
+uint64_t scheduler_take(struct scheduler *s, struct tracker_text key,
+                        struct tracker_resource *resource);
+void scheduler_confirm(struct scheduler *s, uint64_t taken);
+bool scheduler_return(struct scheduler *s, uint64_t taken,
+                      uint64_t now_us); /* whether it is free */
+
+/* ---- looking ---- */
+
+struct scheduler_key_facts {
+    struct tracker_text key; /* view */
+    size_t free, pending;
+    uint64_t puts, requests;           /* so far */
+    uint64_t served, answered, taken;  /* requests answered from here, from elsewhere; for others */
+    uint64_t wait_us_sum, wait_us_max; /* of requests that were answered */
+    uint64_t waits[SCHEDULER_WAIT_BUCKETS]; /* the same, counted by how long */
+};
+struct scheduler_totals {
+    size_t keys, free, pending, bytes;
+    uint64_t puts, requests, served, answered, taken, withdrawn, refused;
+    uint64_t wait_us_sum, wait_us_max, waits[SCHEDULER_WAIT_BUCKETS];
+};
+void scheduler_totals(const struct scheduler *s, struct scheduler_totals *out);
+/* False (and *out untouched) if the key is not known. */
+bool scheduler_facts(const struct scheduler *s, struct tracker_text key,
+                     struct scheduler_key_facts *out);
+/* Every key in order of its first use; stops when fn returns false. */
+void scheduler_each_key(const struct scheduler *s,
+                        bool (*fn)(void *arg, const struct scheduler_key_facts *facts), void *arg);
+/* The free resources of a key, oldest first; stops when fn returns false. */
+void scheduler_each_free(const struct scheduler *s, struct tracker_text key,
+                         bool (*fn)(void *arg, const struct tracker_resource *resource), void *arg);
+/* The match keys of an owner's free resources, in order of their PUT. */
+void scheduler_each_match_key(const struct scheduler_owner *owner,
+                              bool (*fn)(void *arg, struct tracker_text match_key), void *arg);
+/* The keys whose numbers have changed since the last call, each once; a key that is forgotten is
+ * told of with nothing free. fn must not call the scheduler. */
+void scheduler_changes(struct scheduler *s,
+                       void (*fn)(void *arg, const struct scheduler_key_facts *facts), void *arg);
+
+#endif
