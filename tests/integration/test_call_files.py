@@ -85,7 +85,8 @@ def case_what_does_not_fit_the_expert_is_refused():
         refused_call(swarm, node, ["15", "16"], *shape(2, HIDDEN - 1))
         refused_call(swarm, node, ["17", "16"], *shape(2, HIDDEN + 1))
         refused_call(swarm, node, ["[16] F32", "expected [any, 16] F32"], *shape(HIDDEN))
-        refused_call(swarm, node, ["[2, 1, 16] F32", "expected [any, 16] F32"], *shape(2, 1, HIDDEN))
+        refused_call(swarm, node, ["[2, 1, 16] F32", "expected [any, 16] F32"],
+                     *shape(2, 1, HIDDEN))
         refused_call(swarm, node, ["0 rows"], *shape(0, HIDDEN))
         refused_call(swarm, node, ["9 rows", "8"], *shape(9, HIDDEN))
         call("ffn.0.0", *shape(8, HIDDEN), "--output", swarm.path("y.npy"), node=node)

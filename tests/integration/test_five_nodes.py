@@ -4,7 +4,7 @@ import os
 import random
 import subprocess
 
-from swarm import Swarm, call, find, main, read_safetensors, until_found, write_safetensors
+from swarm import Swarm, call, find, main, read_safetensors, until, until_found, write_safetensors
 
 HIDDEN, ROWS, SEED = 48, 7, 1234
 UIDS = {"a": ["ffn.0.0", "ffn.0.1"], "b": ["ffn.1.0"], "c": ["ffn.2.5"],
@@ -115,6 +115,29 @@ def case_a_repeated_request_id_steps_once():
         results.append(backward("g3.safetensors", "01" * 16))
         assert updates() == 2
         assert results[2] != results[0]
+
+
+def case_every_node_that_serves_an_expert_is_listed():
+    """Callers fail over in the order of a lookup, so each lookup has to name all of them."""
+    with Swarm() as swarm:
+        bootstrap = swarm.bootstrap()
+        nodes = [swarm.node("n%d" % i, ["ffn.0.0"], [bootstrap.peer]) for i in range(3)]
+        endpoints = {node.endpoint for node in nodes}
+
+        def listed():
+            return {p["endpoint"] for p in find(bootstrap.peer, "ffn.0.0")["ffn.0.0"]}
+        until(lambda: listed() == endpoints, 30, "all three are listed")
+        for _ in range(10):
+            assert listed() == endpoints, "one lookup lists some of them only"
+
+
+def case_an_expert_published_alone_is_there_for_who_comes_later():
+    """B19: the first node of a swarm published to nobody."""
+    with Swarm() as swarm:
+        first = swarm.node("first", ["ffn.0.0", "ffn.0.1", "ffn.0.2"], [])
+        second = swarm.node("second", ["ffn.1.0"], [first.peer])
+        for uid in ("ffn.0.0", "ffn.0.1", "ffn.0.2"):
+            until_found(second.peer, uid, first)
 
 
 def case_taken_uids_of_a_pattern_are_left_out():

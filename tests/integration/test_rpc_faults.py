@@ -1,4 +1,4 @@
-"""What strangers and liars send to a node's RPC port, beside callers that are served all the while."""
+"""What strangers and liars send to a node's RPC port, while others are served."""
 
 import random
 import socket

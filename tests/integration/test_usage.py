@@ -37,8 +37,8 @@ def case_values_of_options():
 
 
 def case_uids_and_patterns():
-    uids = ("ffn", "ffn.", "ffn.01", "ffn.-1", "ffn.1.", ".1", "a.b.1", "ffn.99999999999999999999", "ffn. 1",
-            "ffn.1 ", "ffn.\u0661", "x" * 10000 + ".1", "ffn.+1", "ffn.0x1", "ffn..1")
+    uids = ("ffn", "ffn.", "ffn.01", "ffn.-1", "ffn.1.", ".1", "a.b.1",
+            "ffn.99999999999999999999", "ffn. 1", "ffn.1 ", "ffn.\u0661", "x" * 10000 + ".1", "ffn.+1", "ffn.0x1", "ffn..1")
     for uid in uids:
         if not uid.endswith(" "):  # spaces around the elements of a list belong to the list
             said = refused(2, "--expert-uids", *NODE, "--expert-uids", uid)
@@ -53,6 +53,12 @@ def case_uids_and_patterns():
     refused(2, ["ffn.1"], *NODE, "--expert-uids", "ffn.1,ffn.1")
     run("find", code=2)
     run("call", code=2)
+
+
+def case_experts_that_need_more_memory_than_there_is():
+    """B61: refused at the start, not at the first large batch."""
+    refused(1, ["rows", "MiB", "max_batch_size"], *NODE, "--expert-uids", "ffn.0", "--hidden-dim",
+            "65536", "--max-batch-size", "2147483647")
 
 
 def case_addresses():
@@ -129,9 +135,10 @@ def case_forbidden_ports():
     with open("/proc/sys/net/ipv4/ip_unprivileged_port_start") as file:
         if prefix is None or int(file.read()) <= 80:
             return "skipped: every port may be bound here"
-    refused(1, ["127.0.0.1:80", "may not be bound by this user"], "node", "--listen", "127.0.0.1:80", inside=prefix)
-    refused(1, ["127.0.0.1:81", "no permission to bind", "UDP"], *NODE, "--dht-listen", "127.0.0.1:81",
-            inside=prefix)
+    refused(1, ["127.0.0.1:80", "may not be bound by this user"], "node", "--listen",
+            "127.0.0.1:80", inside=prefix)
+    refused(1, ["127.0.0.1:81", "no permission to bind", "UDP"], *NODE, "--dht-listen",
+            "127.0.0.1:81", inside=prefix)
     return None
 
 
