@@ -38,7 +38,8 @@ def case_values_of_options():
 
 def case_uids_and_patterns():
     uids = ("ffn", "ffn.", "ffn.01", "ffn.-1", "ffn.1.", ".1", "a.b.1",
-            "ffn.99999999999999999999", "ffn. 1", "ffn.1 ", "ffn.\u0661", "x" * 10000 + ".1", "ffn.+1", "ffn.0x1", "ffn..1")
+            "ffn.99999999999999999999", "ffn. 1", "ffn.1 ", "ffn.\u0661", "x" * 10000 + ".1",
+            "ffn.+1", "ffn.0x1", "ffn..1")
     for uid in uids:
         if not uid.endswith(" "):  # spaces around the elements of a list belong to the list
             said = refused(2, "--expert-uids", *NODE, "--expert-uids", uid)
