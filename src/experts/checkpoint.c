@@ -137,7 +137,7 @@ static skep_status check_digest(const struct skep_safetensors *file,
 }
 
 /* The file is taken always. */
-static skep_status wrap(struct skep_safetensors *file, struct checkpoint **out,
+static skep_status wrap(struct skep_safetensors *file, bool is_summed, struct checkpoint **out,
                         struct skep_error *err)
 {
     struct checkpoint *c = mem_calloc(1, sizeof(*c));
@@ -150,7 +150,7 @@ static skep_status wrap(struct skep_safetensors *file, struct checkpoint **out,
     }
     c->file = file;
     rc = header_read(file, &c->header, &texts, err);
-    if (rc == SKEP_OK)
+    if (rc == SKEP_OK && is_summed)
         rc = check_digest(file, &texts, err);
     if (rc != SKEP_OK) {
         checkpoint_close(c);
@@ -168,20 +168,32 @@ skep_status checkpoint_open(const char *path, struct checkpoint **out, struct sk
     *out = NULL;
     if (rc != SKEP_OK)
         return rc;
-    rc = wrap(file, out, err);
+    rc = wrap(file, true, out, err);
     if (rc != SKEP_OK)
         error_prefix(err, "%s", path);
     return rc;
 }
 
-skep_status checkpoint_parse(const void *data, size_t len, struct checkpoint **out,
-                             struct skep_error *err)
+static skep_status parse(const void *data, size_t len, bool is_summed, struct checkpoint **out,
+                         struct skep_error *err)
 {
     struct skep_safetensors *file;
     skep_status rc = skep_safetensors_parse(data, len, &file, err);
 
     *out = NULL;
-    return rc == SKEP_OK ? wrap(file, out, err) : rc;
+    return rc == SKEP_OK ? wrap(file, is_summed, out, err) : rc;
+}
+
+skep_status checkpoint_parse(const void *data, size_t len, struct checkpoint **out,
+                             struct skep_error *err)
+{
+    return parse(data, len, true, out, err);
+}
+
+skep_status checkpoint_parse_unsummed(const void *data, size_t len, struct checkpoint **out,
+                                      struct skep_error *err)
+{
+    return parse(data, len, false, out, err);
 }
 
 void checkpoint_close(struct checkpoint *checkpoint)

@@ -80,7 +80,8 @@ skep_status snapshot_take(struct snapshot_gate *gate, const struct snapshot_part
     assert(count <= SNAPSHOT_MAX_PARTS);
     pthread_mutex_lock(&gate->lock);
     assert(!gate->is_wanted);
-    memcpy(gate->parts, parts, count * sizeof(*parts));
+    if (count > 0)
+        memcpy(gate->parts, parts, count * sizeof(*parts));
     gate->part_count = count;
     gate->part = gate->offset = 0;
     gate->begin = begin;
