@@ -295,7 +295,7 @@ static uint64_t next_retry_us(struct handler *h)
     uint64_t ms = (uint64_t)RETRY_FIRST_MS << (h->retries < 16 ? h->retries : 16);
 
     h->retries++;
-    return clock_deadline_us(ms < h->period_s * 1000u ? ms : h->period_s * 1000u);
+    return clock_deadline_us(ms < h->period_s * UINT64_C(1000) ? ms : h->period_s * UINT64_C(1000));
 }
 
 enum turn { TURN_CLOSE, TURN_ALL, TURN_FAILED };

@@ -124,7 +124,7 @@ static bool has_room(const struct provider_set *set, const struct held *known, c
 {
     if (known != NULL && (h->offline || !known->offline))
         return true;
-    if (known == NULL && set->live + set->withdrawn >= 2 * DIRECTORY_MAX_PROVIDERS)
+    if (known == NULL && set->live + set->withdrawn >= (size_t)2 * DIRECTORY_MAX_PROVIDERS)
         return false;
     return (h->offline ? set->withdrawn : set->live) < DIRECTORY_MAX_PROVIDERS;
 }

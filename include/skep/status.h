@@ -44,7 +44,7 @@ extern "C" {
     X(UNAUTHENTICATED, 16, "unauthenticated")
 
 typedef enum skep_status {
-#define SKEP_STATUS_ENUM(name, number, text) SKEP_##name = number,
+#define SKEP_STATUS_ENUM(name, number, text) SKEP_##name = (number),
     SKEP_STATUS_MAP(SKEP_STATUS_ENUM)
 #undef SKEP_STATUS_ENUM
 } skep_status;

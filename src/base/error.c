@@ -1,5 +1,7 @@
 /* Error sentences and status names. */
 #include "base/error.h"
+#undef error_set
+#undef error_no_memory
 
 #include <errno.h>
 #include <stdarg.h>

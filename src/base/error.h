@@ -19,6 +19,13 @@ void error_prefix(struct skep_error *err, const char *format, ...) SKEP_PRINTF(2
 /* The usual sentence for a failed allocation. Returns SKEP_RESOURCE_EXHAUSTED. */
 skep_status error_no_memory(struct skep_error *err, const char *what, size_t bytes);
 
+#ifdef __clang_analyzer__
+/* The analyzer sees no further than one file, and would follow "and if this returned SKEP_OK?". */
+#define error_set(err, status, ...) (error_set(err, status, __VA_ARGS__), (status))
+#define error_no_memory(err, what, bytes)                                                          \
+    (error_no_memory(err, what, bytes), SKEP_RESOURCE_EXHAUSTED)
+#endif
+
 /* Maps an errno of a file operation by meaning: ENOENT NOT_FOUND, EACCES/EPERM/EROFS
  * PERMISSION_DENIED, ENOSPC/EDQUOT/EMFILE/ENFILE/ENOMEM RESOURCE_EXHAUSTED, others INTERNAL. */
 skep_status status_from_errno(int error_number);

@@ -79,10 +79,14 @@ static bool take_word(struct cursor *c, const char *word)
 /* A Python string in either quotes; one with an escape in it is not understood. */
 static bool take_string(struct cursor *c, char out[static KEY_BYTES])
 {
-    char quote = take(c, '\'') ? '\'' : take(c, '"') ? '"' : '\0';
+    char quote;
     size_t n = 0;
 
-    if (quote == '\0')
+    if (take(c, '\''))
+        quote = '\'';
+    else if (take(c, '"'))
+        quote = '"';
+    else
         return false;
     while (c->p < c->end && *c->p != quote) {
         if (*c->p == '\\' || *c->p == '\0' || n + 1 == KEY_BYTES)

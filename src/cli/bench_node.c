@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -113,6 +114,7 @@ void bench_node_stop(struct bench_node *node)
 
 double bench_node_resident_mib(const struct bench_node *node)
 {
+    static const char name[] = "VmRSS:";
     char path[64];
     char line[256];
     long kib = 0;
@@ -122,8 +124,8 @@ double bench_node_resident_mib(const struct bench_node *node)
     if (status == NULL)
         return 0.0;
     while (fgets(line, sizeof(line), status) != NULL)
-        if (sscanf(line, "VmRSS: %ld", &kib) == 1)
-            break;
+        if (strncmp(line, name, sizeof(name) - 1) == 0)
+            kib = strtol(line + sizeof(name) - 1, NULL, 10);
     fclose(status);
     return (double)kib / 1024.0;
 }

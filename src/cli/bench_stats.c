@@ -98,7 +98,8 @@ struct bench_summary bench_samples_summarize(struct bench_samples *s)
     for (size_t i = 0; i < n; i++)
         sum += (double)s->ns[i];
     out.min = (double)s->ns[0];
-    out.median = ((double)s->ns[(n - 1) / 2] + (double)s->ns[n / 2]) / 2;
+    size_t lower = (n - 1) / 2, upper = n / 2; /* the same where n is odd */
+    out.median = ((double)s->ns[lower] + (double)s->ns[upper]) / 2;
     out.p90 = nearest_rank(s->ns, n, 90);
     out.p99 = nearest_rank(s->ns, n, 99);
     out.max = (double)s->ns[n - 1];

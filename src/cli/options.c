@@ -182,7 +182,7 @@ static void environment_name(const char *name, char *out, size_t cap)
     size_t used = (size_t)snprintf(out, cap, "SKEP_");
 
     for (; *name != '\0' && used + 1 < cap; name++)
-        out[used++] = *name == '-' ? '_' : (char)toupper((unsigned char)*name);
+        out[used++] = (char)(*name == '-' ? '_' : toupper((unsigned char)*name));
     out[used] = '\0';
 }
 

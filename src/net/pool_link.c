@@ -150,13 +150,14 @@ static bool retry(struct link *link, struct pool_call *call, bool sent,
 
 static void after_call(struct link *link)
 {
+    struct peer *peer = link->peer; /* not NULL until the link retires */
+
     if (link->retired) {
         pool_link_retire(link); /* ends it if that was the last call */
         return;
     }
-    atomic_store_explicit(&link->peer->rtt_us, session_rtt_us(link->conn.session),
-                          memory_order_relaxed);
-    pool_peer_pump(link->peer); /* the peer may be gone now */
+    atomic_store_explicit(&peer->rtt_us, session_rtt_us(link->conn.session), memory_order_relaxed);
+    pool_peer_pump(peer); /* the peer may be gone now */
     if (link->peer != NULL && link->open_calls == 0)
         become_idle(link);
 }

@@ -33,7 +33,7 @@ struct session_stream *stream_find(const struct session *s, uint32_t id)
 static bool grow_table(struct session *s)
 {
     size_t size = s->table_size == 0 ? FIRST_TABLE_SIZE : s->table_size * 2;
-    struct session_stream **table = mem_calloc(size, sizeof(*table));
+    struct session_stream **table = mem_calloc(size, sizeof(struct session_stream *));
 
     if (table == NULL)
         return false;

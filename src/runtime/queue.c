@@ -1,6 +1,8 @@
 /* The waiting side: queues, which batch comes next, what it consists of. The lock is held here. */
 #include "runtime/internal.h"
 
+#include <assert.h>
+
 #include "base/clock.h"
 #include "base/tensor.h"
 
@@ -188,6 +190,7 @@ static uint64_t ready_at(const struct task_pool *pool)
     const struct task_pool_config *config = &pool->config;
     int64_t rows = 0;
 
+    assert(first != NULL);
     if (config->min_batch_size <= 1 || config->batch_timeout_us == 0)
         return 0;
     for (const struct task *t = first; t != NULL && rows < config->min_batch_size; t = t->next)
