@@ -120,7 +120,7 @@ skep_status skep_client_new(const struct skep_client_options *options, struct sk
         options->max_in_flight != 0 ? options->max_in_flight : DEFAULT_MAX_IN_FLIGHT;
     client->swarm_name = mem_strdup(options->swarm != NULL ? options->swarm : "skep");
     if (client->swarm_name == NULL) {
-        rc = error_no_memory(err, "client", strlen(options->swarm));
+        rc = error_no_memory(err, "client", 0);
         goto out;
     }
     fd_raise_limit();

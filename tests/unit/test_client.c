@@ -10,6 +10,7 @@
 #include <skep/client.h>
 #include <skep/log.h>
 #include <skep/node.h>
+#include "base/alloc.h"
 #include "base/clock.h"
 #include "base/endpoint.h"
 #include "base/error.h"
@@ -136,6 +137,20 @@ static void finds_and_calls_an_expert(void **state)
     skep_remote_expert_free(expert);
     skep_client_free(client);
     skep_node_free(node);
+}
+
+static void client_without_memory_for_its_first_things_is_refused(void **state)
+{
+    (void)state;
+    struct skep_client_options options = {0}; /* the swarm's name is the default one */
+    struct skep_error err;
+
+    for (long n = 1; n <= 2; n++) {
+        struct skep_client *client;
+        mem_fail_at(n);
+        assert_int_equal(skep_client_new(&options, &client, &err), SKEP_RESOURCE_EXHAUSTED);
+        assert_null(client);
+    }
 }
 
 static void absent_and_invalid_uids_are_told_apart(void **state)
@@ -533,6 +548,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(finds_and_calls_an_expert),
+        cmocka_unit_test(client_without_memory_for_its_first_things_is_refused),
         cmocka_unit_test(absent_and_invalid_uids_are_told_apart),
         cmocka_unit_test(a_stopped_node_is_replaced_by_the_other),
         cmocka_unit_test(a_repeated_request_id_steps_once),
