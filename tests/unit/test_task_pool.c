@@ -485,10 +485,9 @@ static void oldest_pool_goes_first(void **state)
     for (int i = 0; i < 3; i++)
         pools[i] = new_pool(runtime, &fakes[i], (struct task_pool_config){.max_batch_size = 1});
     for (size_t i = 0; i < 5; i++) {
-        uint64_t now = clock_mono_us();
-
         call_init(&calls[i], 1, 1);
         submit(pools[sequence[i]], &calls[i]);
+        uint64_t now = clock_mono_us();
         while (clock_mono_us() == now) /* so that no two are equally old */
             continue;
     }
