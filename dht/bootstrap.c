@@ -41,10 +41,10 @@ enum {
 };
 
 struct peer {
-    struct endpoint endpoint;
-    char text[ENDPOINT_TEXT_BYTES];
-    bool is_name, resolving, saved;
-    bool self; /* one of our own addresses */
+    struct initial_peer initial;
+    char text[INITIAL_PEER_TEXT_BYTES];
+    bool is_name, resolving, saved; /* is_name: also a tracker */
+    bool self;                      /* one of our own addresses */
     size_t address_count;
     struct address addresses[RESOLVER_MAX_ADDRESSES];
     uint64_t contact_us; /* when to try next */
@@ -163,7 +163,7 @@ static void ask_for_addresses(struct bootstrap *b, struct peer *p)
 
     if (!p->is_name || p->resolving)
         return;
-    if (resolver_ask(b->resolver, (size_t)(p - b->peers), &p->endpoint, &err) == SKEP_OK)
+    if (resolver_ask(b->resolver, (size_t)(p - b->peers), &p->initial, &err) == SKEP_OK)
         p->resolving = true;
     else
         log_warn("bootstrap peer %s: %s", p->text, err.message);
@@ -242,9 +242,10 @@ static void look_at(struct bootstrap *b, struct peer *p)
                p->tried_us + ANSWER_MS * 1000u <= clock_mono_us() &&
                log_gate_open(&p->gate, COMPLAIN_MS, &suppressed)) {
         p->complained = true;
-        log_warn("bootstrap peer %s: does not answer on UDP (no such peer, a firewall, or another "
-                 "swarm); trying again",
-                 p->text);
+        log_warn("bootstrap peer %s: %s on UDP (no such peer, a firewall, or another swarm); "
+                 "trying again",
+                 p->text,
+                 p->initial.is_tracker ? "the peers it named do not answer" : "does not answer");
     }
     p->present = present;
 }
@@ -365,15 +366,15 @@ static void wake(void *arg)
 
 /* ---- life cycle ---- */
 
-static struct peer *add_peer(struct bootstrap *b, const struct endpoint *e)
+static struct peer *add_peer(struct bootstrap *b, const struct initial_peer *initial)
 {
     for (size_t i = 0; i < b->peer_count; i++)
-        if (endpoint_equal(&b->peers[i].endpoint, e))
+        if (initial_peer_equal(&b->peers[i].initial, initial))
             return NULL;
     struct peer *p = &b->peers[b->peer_count++];
-    p->endpoint = *e;
-    endpoint_format(e, p->text);
-    p->is_name = !endpoint_to_address(e, &p->addresses[0]);
+    p->initial = *initial;
+    initial_peer_format(initial, p->text);
+    p->is_name = initial->is_tracker || !endpoint_to_address(&initial->endpoint, &p->addresses[0]);
     p->address_count = p->is_name ? 0 : 1;
     return p;
 }
@@ -384,11 +385,11 @@ static void add_peers(struct bootstrap *b, const struct bootstrap_config *config
 {
     for (size_t i = 0; i < config->peer_count; i++)
         if (add_peer(b, &config->peers[i]) == NULL)
-            log_debug("bootstrap peer %s: given twice", config->peers[i].host);
+            log_debug("bootstrap peer %s: given twice", config->peers[i].endpoint.host);
     for (size_t i = 0; i < config->saved_count; i++) {
-        struct endpoint e;
-        endpoint_from_address(&e, (const struct sockaddr *)&config->saved[i].sa);
-        struct peer *p = add_peer(b, &e);
+        struct initial_peer initial = {.is_tracker = false};
+        endpoint_from_address(&initial.endpoint, (const struct sockaddr *)&config->saved[i].sa);
+        struct peer *p = add_peer(b, &initial);
         if (p != NULL)
             p->saved = true;
     }
@@ -418,7 +419,7 @@ skep_status bootstrap_new(const struct bootstrap_config *config, struct bootstra
     b->started_us = clock_mono_us();
     b->save_us = after_ms(b->minute_ms);
 
-    skep_status rc = resolver_new(wake, b, &b->resolver, err);
+    skep_status rc = resolver_new(config->network_id, wake, b, &b->resolver, err);
     if (rc != SKEP_OK)
         goto out;
     b->peers = mem_calloc(config->peer_count + config->saved_count, sizeof(*b->peers));

@@ -2,7 +2,7 @@
  * What keeps a runner connected: the "skep-bootstrap" thread contacts the configured peers and
  * those saved at an earlier run, again and again with a growing pause while there are too few
  * peers, and once a minute those that are missing from the routing table, so that two halves of a
- * swarm that were started apart find each other.
+ * swarm that were started apart find each other. A tracker among them is asked for peers each time.
  */
 #ifndef SKEP_DHT_BOOTSTRAP_H
 #define SKEP_DHT_BOOTSTRAP_H
@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <skep/status.h>
+#include "dht/initial_peer.h"
 #include "dht/runner.h"
 
 struct bootstrap;
@@ -18,9 +19,10 @@ struct bootstrap;
 enum { BOOTSTRAP_MAX_PEERS = 256 }; /* configured */
 
 struct bootstrap_config {
-    struct runner *runner;        /* borrowed until bootstrap_free() */
-    struct endpoint listen;       /* to know an address of our own when we see it */
-    const struct endpoint *peers; /* configured; copied. Repeated ones count once. */
+    struct runner *runner;            /* borrowed until bootstrap_free() */
+    struct endpoint listen;           /* to know an address of our own when we see it */
+    uint32_t network_id;              /* of the swarm, by which trackers are told apart */
+    const struct initial_peer *peers; /* configured; copied. Repeated ones count once. */
     size_t peer_count;
     const struct address *saved; /* of an earlier run; copied */
     size_t saved_count;

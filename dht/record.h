@@ -32,6 +32,8 @@ enum {
     RECORD_MAX_LIFETIME_S = 3600,
     RECORD_MIN_LIFETIME_S = 20,
     RECORD_SHARDS = 16,
+    RECORD_RESOURCE_KEY_BYTES = 256, /* with NUL; resources under longer keys are not published */
+    RECORD_MAX_ADDRESSES = 16,       /* of one resource record */
 };
 
 /* What a swarm's keys and seals are made from. Borrowed wherever it is passed. */
@@ -83,6 +85,31 @@ struct record_node {
     struct record_load load;
 };
 
+/* A tracker: where its node serves `tracker.request`, and where TVM's protocol is spoken. */
+struct record_tracker {
+    size_t endpoint_count;
+    struct endpoint endpoints[RECORD_MAX_ENDPOINTS];
+    uint32_t features;
+    struct endpoint tvm; /* host "": not for others (it listens on loopback) */
+    char version[32];
+    uint32_t key_count; /* keys it holds resources of */
+    bool offline;
+};
+
+/* What a tracker holds under one key. */
+struct record_resource {
+    char key[RECORD_RESOURCE_KEY_BYTES]; /* any UTF-8, as users of the tracker chose it */
+    size_t endpoint_count;               /* of the tracker's node */
+    struct endpoint endpoints[RECORD_MAX_ENDPOINTS];
+    uint32_t features;
+    struct endpoint tvm;        /* as in record_tracker */
+    uint32_t total;             /* registered, free or handed out */
+    uint32_t free, pending;     /* resources to hand out; requests that wait for one */
+    size_t address_count;       /* of those that are free, at most RECORD_MAX_ADDRESSES of them */
+    struct endpoint *addresses; /* owned: record_free() */
+    bool offline;               /* the last one has gone */
+};
+
 struct record {
     enum record_kind kind;
     uint8_t peer_id[PEER_ID_BYTES];
@@ -92,6 +119,8 @@ struct record {
         struct record_expert expert;
         struct record_prefix prefix;
         struct record_node node;
+        struct record_tracker tracker;
+        struct record_resource resource;
     };
 };
 
@@ -110,12 +139,17 @@ void record_key_node(const struct record_swarm *swarm, const uint8_t peer_id[sta
                      uint8_t key[static RECORD_KEY_BYTES]);
 void record_key_nodes_shard(const struct record_swarm *swarm, unsigned shard,
                             uint8_t key[static RECORD_KEY_BYTES]);
+void record_key_trackers_shard(const struct record_swarm *swarm, unsigned shard,
+                               uint8_t key[static RECORD_KEY_BYTES]);
+void record_key_resource(const struct record_swarm *swarm, const char *resource,
+                         uint8_t key[static RECORD_KEY_BYTES]);
 unsigned record_shard(const uint8_t peer_id[static PEER_ID_BYTES]);
 /* OpenDHT's network id of a swarm; never 0. */
 uint32_t record_network_id(const struct record_swarm *swarm);
 
-/* Value id: first 8 bytes of BLAKE2b over peer id, kind and subject (UID; prefix and part; nothing
- * more for a node); never 0. So whatever a peer says anew about a subject replaces what it said. */
+/* Value id: first 8 bytes of BLAKE2b over peer id, kind and subject (UID; prefix and part;
+ * resource key; nothing more for a node or tracker); never 0. So whatever a peer says anew about a
+ * subject replaces what it said. */
 uint64_t record_value_id(const struct record *record);
 
 /*

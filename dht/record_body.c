@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "dht/record_internal.h"
 
 static const char *const node_states[] = {"joining", "online", "draining", "offline"};
@@ -21,6 +22,12 @@ const struct endpoint *record_endpoints(const struct record *record, size_t *cou
     case RECORD_NODE:
         *count = record->node.endpoint_count;
         return record->node.endpoints;
+    case RECORD_TRACKER:
+        *count = record->tracker.endpoint_count;
+        return record->tracker.endpoints;
+    case RECORD_RESOURCE:
+        *count = record->resource.endpoint_count;
+        return record->resource.endpoints;
     default:
         *count = 0;
         return NULL;
@@ -33,6 +40,8 @@ void record_free(struct record *record)
         return;
     if (record->kind == RECORD_PREFIX)
         mem_free(record->prefix.coords);
+    if (record->kind == RECORD_RESOURCE)
+        mem_free(record->resource.addresses);
     memset(record, 0, sizeof(*record));
 }
 
@@ -75,6 +84,11 @@ static bool are_coords(const struct record_prefix *prefix)
     return true;
 }
 
+static bool is_resource_key(const char *key)
+{
+    return key[0] != '\0' && text_is_utf8(key, strlen(key));
+}
+
 /* Everything but the endpoints; the sentence says what was expected. NULL if all is well. */
 static const char *what_is_wrong(const struct record *record)
 {
@@ -97,9 +111,39 @@ static const char *what_is_wrong(const struct record *record)
         if (!is_plain_text(record->node.version))
             return "version: not printable characters";
         return is_load(&record->node.load) ? NULL : "load: not a finite rate of at least 0";
+    case RECORD_TRACKER:
+        return is_plain_text(record->tracker.version) ? NULL : "version: not printable characters";
+    case RECORD_RESOURCE:
+        return is_resource_key(record->resource.key) ? NULL : "key: not 1 to 255 bytes of UTF-8";
     default:
-        return "kind: not expert, prefix or node";
+        return "kind: not expert, prefix, node, tracker or resource";
     }
+}
+
+/* What a tracker and a resource name besides the endpoints of their node. */
+static skep_status check_optional_endpoints(const struct record *record,
+                                            const struct record_swarm *swarm,
+                                            struct skep_error *err)
+{
+    const struct record_resource *r = &record->resource;
+    const struct endpoint *tvm = record->kind == RECORD_TRACKER    ? &record->tracker.tvm
+                                 : record->kind == RECORD_RESOURCE ? &r->tvm
+                                                                   : NULL;
+    char text[ENDPOINT_TEXT_BYTES];
+
+    if (tvm != NULL && tvm->host[0] != '\0' && !is_dialable(tvm, swarm))
+        return error_set(err, SKEP_INVALID_ARGUMENT, "record tvm %s: others cannot dial it",
+                         endpoint_format(tvm, text));
+    if (record->kind != RECORD_RESOURCE)
+        return SKEP_OK;
+    if (r->address_count > RECORD_MAX_ADDRESSES)
+        return error_set(err, SKEP_INVALID_ARGUMENT, "record addresses: %zu, expected at most %d",
+                         r->address_count, RECORD_MAX_ADDRESSES);
+    for (size_t i = 0; i < r->address_count; i++)
+        if (!is_dialable(&r->addresses[i], swarm))
+            return error_set(err, SKEP_INVALID_ARGUMENT, "record address %s: others cannot dial it",
+                             endpoint_format(&r->addresses[i], text));
+    return SKEP_OK;
 }
 
 skep_status body_check(const struct record *record, const struct record_swarm *swarm,
@@ -121,7 +165,7 @@ skep_status body_check(const struct record *record, const struct record_swarm *s
                              "record endpoint %s: others cannot dial it, expected an address of "
                              "this machine that they reach, with its port",
                              endpoint_format(&endpoints[i], text));
-    return SKEP_OK;
+    return check_optional_endpoints(record, swarm, err);
 }
 
 static int write_bytes(void *out, const char *data, size_t len)
@@ -208,6 +252,50 @@ static int pack_node(msgpack_packer *pk, const struct record_node *node)
     return failed;
 }
 
+static int pack_offline(msgpack_packer *pk, bool offline)
+{
+    return offline ? mp_pack_str(pk, "offline") | msgpack_pack_true(pk) : 0;
+}
+
+static int pack_tvm(msgpack_packer *pk, const struct endpoint *tvm)
+{
+    char text[ENDPOINT_TEXT_BYTES];
+
+    return tvm->host[0] != '\0' ? pack_text(pk, "tvm", endpoint_format(tvm, text)) : 0;
+}
+
+static int pack_tracker(msgpack_packer *pk, const struct record_tracker *t)
+{
+    size_t fields = 4u + (t->tvm.host[0] != '\0' ? 1 : 0) + (t->offline ? 1 : 0);
+    int failed = msgpack_pack_map(pk, fields);
+
+    failed |= pack_endpoints(pk, t->endpoints, t->endpoint_count);
+    failed |= pack_number(pk, "features", t->features);
+    failed |= pack_text(pk, "version", t->version);
+    failed |= pack_number(pk, "keys", t->key_count);
+    failed |= pack_tvm(pk, &t->tvm);
+    return failed | pack_offline(pk, t->offline);
+}
+
+static int pack_resource(msgpack_packer *pk, const struct record_resource *r)
+{
+    size_t fields = 7u + (r->tvm.host[0] != '\0' ? 1 : 0) + (r->offline ? 1 : 0);
+    char text[ENDPOINT_TEXT_BYTES];
+    int failed = msgpack_pack_map(pk, fields);
+
+    failed |= pack_text(pk, "key", r->key);
+    failed |= pack_endpoints(pk, r->endpoints, r->endpoint_count);
+    failed |= pack_number(pk, "features", r->features);
+    failed |= pack_number(pk, "total", r->total);
+    failed |= pack_number(pk, "free", r->free);
+    failed |= pack_number(pk, "pending", r->pending);
+    failed |= mp_pack_str(pk, "addresses") | msgpack_pack_array(pk, r->address_count);
+    for (size_t i = 0; i < r->address_count; i++)
+        failed |= mp_pack_str(pk, endpoint_format(&r->addresses[i], text));
+    failed |= pack_tvm(pk, &r->tvm);
+    return failed | pack_offline(pk, r->offline);
+}
+
 bool body_pack(const struct record *record, struct bytes *out)
 {
     msgpack_packer pk;
@@ -220,6 +308,10 @@ bool body_pack(const struct record *record, struct bytes *out)
         return pack_prefix(&pk, &record->prefix) == 0;
     case RECORD_NODE:
         return pack_node(&pk, &record->node) == 0;
+    case RECORD_TRACKER:
+        return pack_tracker(&pk, &record->tracker) == 0;
+    case RECORD_RESOURCE:
+        return pack_resource(&pk, &record->resource) == 0;
     default:
         return false;
     }
@@ -367,6 +459,96 @@ static skep_status parse_node(struct record_node *out, const msgpack_object *map
     return parse_endpoints(map, swarm, out->endpoints, &out->endpoint_count, err);
 }
 
+/* An endpoint that may be missing; one that nobody may dial counts as missing. */
+static bool parse_tvm(const msgpack_object *map, const struct record_swarm *swarm,
+                      struct endpoint *out)
+{
+    const msgpack_object *o = mp_get(map, "tvm");
+    char text[ENDPOINT_TEXT_BYTES];
+
+    *out = (struct endpoint){0};
+    if (o == NULL)
+        return true;
+    if (!mp_str(o, text, sizeof(text)))
+        return false;
+    if (endpoint_parse(out, text, true, NULL) != SKEP_OK || !is_dialable(out, swarm))
+        *out = (struct endpoint){0};
+    return true;
+}
+
+static bool parse_offline(const msgpack_object *map, bool *out)
+{
+    const msgpack_object *o = mp_get(map, "offline");
+
+    *out = false;
+    return o == NULL || mp_bool(o, out);
+}
+
+static skep_status parse_tracker(struct record_tracker *out, const msgpack_object *map,
+                                 const struct record_swarm *swarm, struct skep_error *err)
+{
+    if (!parse_u32(map, "features", UINT32_MAX, &out->features))
+        return bad_field(err, "features");
+    if (!mp_str(mp_get(map, "version"), out->version, sizeof(out->version)))
+        return bad_field(err, "version");
+    if (!parse_u32(map, "keys", UINT32_MAX, &out->key_count))
+        return bad_field(err, "keys");
+    if (!parse_tvm(map, swarm, &out->tvm))
+        return bad_field(err, "tvm");
+    if (!parse_offline(map, &out->offline))
+        return bad_field(err, "offline");
+    return parse_endpoints(map, swarm, out->endpoints, &out->endpoint_count, err);
+}
+
+/* Addresses of resources: those that may not be dialled are left out, possibly all. */
+static skep_status parse_addresses(struct record_resource *out, const msgpack_object *map,
+                                   const struct record_swarm *swarm, struct skep_error *err)
+{
+    const msgpack_object *items;
+    size_t count;
+
+    if (!mp_array(mp_get(map, "addresses"), &items, &count))
+        return bad_field(err, "addresses");
+    if (count > RECORD_MAX_ADDRESSES)
+        return error_set(err, SKEP_INVALID_ARGUMENT, "record addresses: %zu, expected at most %d",
+                         count, RECORD_MAX_ADDRESSES);
+    if (count == 0)
+        return SKEP_OK;
+    out->addresses = mem_calloc(count, sizeof(*out->addresses));
+    if (out->addresses == NULL)
+        return error_no_memory(err, "record addresses", count * sizeof(*out->addresses));
+    for (size_t i = 0; i < count; i++) {
+        struct endpoint *e = &out->addresses[out->address_count];
+        char text[ENDPOINT_TEXT_BYTES];
+        if (!mp_str(&items[i], text, sizeof(text)))
+            return bad_field(err, "addresses");
+        if (endpoint_parse(e, text, true, NULL) == SKEP_OK && is_dialable(e, swarm))
+            out->address_count++;
+    }
+    return SKEP_OK;
+}
+
+static skep_status parse_resource(struct record_resource *out, const msgpack_object *map,
+                                  const struct record_swarm *swarm, struct skep_error *err)
+{
+    if (!mp_str(mp_get(map, "key"), out->key, sizeof(out->key)))
+        return bad_field(err, "key");
+    if (!parse_u32(map, "features", UINT32_MAX, &out->features))
+        return bad_field(err, "features");
+    if (!parse_u32(map, "total", UINT32_MAX, &out->total))
+        return bad_field(err, "total");
+    if (!parse_u32(map, "free", UINT32_MAX, &out->free))
+        return bad_field(err, "free");
+    if (!parse_u32(map, "pending", UINT32_MAX, &out->pending))
+        return bad_field(err, "pending");
+    if (!parse_tvm(map, swarm, &out->tvm))
+        return bad_field(err, "tvm");
+    if (!parse_offline(map, &out->offline))
+        return bad_field(err, "offline");
+    skep_status rc = parse_endpoints(map, swarm, out->endpoints, &out->endpoint_count, err);
+    return rc == SKEP_OK ? parse_addresses(out, map, swarm, err) : rc;
+}
+
 skep_status body_parse(struct record *out, const msgpack_object *map,
                        const struct record_swarm *swarm, struct skep_error *err)
 {
@@ -384,9 +566,15 @@ skep_status body_parse(struct record *out, const msgpack_object *map,
     case RECORD_NODE:
         rc = parse_node(&out->node, map, swarm, err);
         break;
+    case RECORD_TRACKER:
+        rc = parse_tracker(&out->tracker, map, swarm, err);
+        break;
+    case RECORD_RESOURCE:
+        rc = parse_resource(&out->resource, map, swarm, err);
+        break;
     default:
         return error_set(err, SKEP_DATA_LOSS, "record kind: %d, expected %d to %d", (int)out->kind,
-                         RECORD_EXPERT, RECORD_NODE);
+                         RECORD_EXPERT, RECORD_RESOURCE);
     }
     const char *wrong = rc == SKEP_OK ? what_is_wrong(out) : NULL;
     if (wrong != NULL)

@@ -127,6 +127,22 @@ void record_key_nodes_shard(const struct record_swarm *swarm, unsigned shard,
     key_end(&h, key);
 }
 
+void record_key_trackers_shard(const struct record_swarm *swarm, unsigned shard,
+                               uint8_t key[static RECORD_KEY_BYTES])
+{
+    struct field_hash h;
+
+    key_begin(&h, swarm, "trackers");
+    field_hash_u64(&h, shard);
+    key_end(&h, key);
+}
+
+void record_key_resource(const struct record_swarm *swarm, const char *resource,
+                         uint8_t key[static RECORD_KEY_BYTES])
+{
+    key_of_text(swarm, "resource", resource, key);
+}
+
 unsigned record_shard(const uint8_t peer_id[static PEER_ID_BYTES])
 {
     return peer_id[0] % RECORD_SHARDS;
@@ -162,6 +178,8 @@ uint64_t record_value_id(const struct record *record)
     } else if (record->kind == RECORD_PREFIX) {
         field_hash_text(&h, record->prefix.prefix);
         field_hash_u64(&h, record->prefix.part);
+    } else if (record->kind == RECORD_RESOURCE) {
+        field_hash_text(&h, record->resource.key);
     }
     field_hash_final(&h, hash);
     uint64_t id = load_u64(hash);
@@ -185,6 +203,12 @@ bool record_key_matches(const struct record *record, const struct record_swarm *
         if (memcmp(key, expected, RECORD_KEY_BYTES) == 0)
             return true;
         record_key_nodes_shard(swarm, record_shard(record->peer_id), expected);
+        break;
+    case RECORD_TRACKER:
+        record_key_trackers_shard(swarm, record_shard(record->peer_id), expected);
+        break;
+    case RECORD_RESOURCE:
+        record_key_resource(swarm, record->resource.key, expected);
         break;
     default:
         return false;

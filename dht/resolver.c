@@ -4,13 +4,15 @@
 #include <pthread.h>
 
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/thread.h"
+#include "dht/tracker_peers.h"
 
 struct job {
     struct job *next;
-    struct endpoint endpoint;
+    struct initial_peer peer;
     struct resolution resolution;
 };
 
@@ -24,10 +26,11 @@ struct resolver {
     void (*wake)(void *arg);
     void *arg;
     struct thread thread;
+    uint32_t network_id; /* never changes */
 };
 
-skep_status resolver_new(void (*wake)(void *arg), void *arg, struct resolver **out,
-                         struct skep_error *err)
+skep_status resolver_new(uint32_t network_id, void (*wake)(void *arg), void *arg,
+                         struct resolver **out, struct skep_error *err)
 {
     struct resolver *r = mem_calloc(1, sizeof(*r));
 
@@ -37,6 +40,7 @@ skep_status resolver_new(void (*wake)(void *arg), void *arg, struct resolver **o
     pthread_mutex_init(&r->lock, NULL);
     cond_init(&r->changed);
     r->refs = 1;
+    r->network_id = network_id;
     r->todo_last = &r->todo;
     r->wake = wake;
     r->arg = arg;
@@ -69,12 +73,17 @@ static void unref_unlock(struct resolver *r)
     mem_free(r);
 }
 
-static void resolve(struct job *job)
+static void resolve(struct job *job, uint32_t network_id)
 {
     struct resolution *a = &job->resolution;
 
-    a->status =
-        endpoint_resolve(&job->endpoint, a->addresses, RESOLVER_MAX_ADDRESSES, &a->count, &a->err);
+    if (job->peer.is_tracker)
+        a->status = tracker_peers_ask(&job->peer.endpoint, network_id,
+                                      clock_deadline_us(RESOLVER_TRACKER_MS), a->addresses,
+                                      RESOLVER_MAX_ADDRESSES, &a->count, &a->err);
+    else
+        a->status = endpoint_resolve(&job->peer.endpoint, a->addresses, RESOLVER_MAX_ADDRESSES,
+                                     &a->count, &a->err);
 }
 
 static void run(void *arg)
@@ -92,7 +101,7 @@ static void run(void *arg)
         if (r->todo == NULL)
             r->todo_last = &r->todo;
         pthread_mutex_unlock(&r->lock);
-        resolve(job);
+        resolve(job, r->network_id);
         pthread_mutex_lock(&r->lock);
         job->next = r->answered;
         r->answered = job;
@@ -103,7 +112,7 @@ static void run(void *arg)
     unref_unlock(r);
 }
 
-skep_status resolver_ask(struct resolver *r, size_t tag, const struct endpoint *endpoint,
+skep_status resolver_ask(struct resolver *r, size_t tag, const struct initial_peer *peer,
                          struct skep_error *err)
 {
     struct job *job = mem_calloc(1, sizeof(*job));
@@ -111,7 +120,7 @@ skep_status resolver_ask(struct resolver *r, size_t tag, const struct endpoint *
 
     if (job == NULL)
         return error_no_memory(err, "name to resolve", sizeof(*job));
-    job->endpoint = *endpoint;
+    job->peer = *peer;
     job->resolution.tag = tag;
     pthread_mutex_lock(&r->lock);
     if (!r->thread.started) {

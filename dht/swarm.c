@@ -23,7 +23,7 @@ struct swarm {
 
 /* What has to be read and parsed before anything is started. */
 struct peers {
-    struct endpoint *configured; /* owned */
+    struct initial_peer *configured; /* owned */
     size_t configured_count;
     struct address *saved; /* owned */
     size_t saved_count;
@@ -47,12 +47,7 @@ static skep_status read_peers(struct peers *peers, const struct swarm_config *co
         return error_no_memory(err, "initial peers",
                                config->initial_peer_count * sizeof(*peers->configured));
     for (size_t i = 0; i < config->initial_peer_count; i++) {
-        struct endpoint *e = &peers->configured[i];
-        skep_status rc = endpoint_parse(e, config->initial_peers[i], false, err);
-        if (rc == SKEP_OK && endpoint_is_unspecified(e))
-            rc = error_set(err, SKEP_INVALID_ARGUMENT,
-                           "endpoint \"%s\": host is unspecified, expected one that can be reached",
-                           config->initial_peers[i]);
+        skep_status rc = initial_peer_parse(&peers->configured[i], config->initial_peers[i], err);
         if (rc != SKEP_OK) {
             error_prefix(err, "initial peer %zu", i + 1);
             return rc;
@@ -73,7 +68,7 @@ static bool is_loopback_swarm(const struct swarm_config *config, const struct pe
         !(any && endpoint_is_unspecified(&config->dht_listen)))
         return false;
     for (size_t i = 0; i < peers->configured_count; i++)
-        if (!endpoint_is_loopback(&peers->configured[i]))
+        if (!endpoint_is_loopback(&peers->configured[i].endpoint))
             return false;
     for (size_t i = 0; i < peers->saved_count; i++) {
         struct endpoint e;
@@ -117,6 +112,7 @@ static skep_status start_bootstrap(struct swarm *swarm, const struct swarm_confi
     const struct bootstrap_config bootstrap = {
         .runner = swarm->runner,
         .listen = config->dht_listen,
+        .network_id = record_network_id(&swarm->record),
         .peers = peers->configured,
         .peer_count = peers->configured_count,
         .saved = peers->saved,

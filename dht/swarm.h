@@ -18,7 +18,7 @@ struct swarm_config {
     const struct swarm_key *key;      /* NULL: public. Borrowed until swarm_leave() */
     const struct identity *identity;  /* borrowed until swarm_leave() */
     struct endpoint dht_listen;       /* UDP */
-    const char *const *initial_peers; /* "host:port"; copied */
+    const char *const *initial_peers; /* "host:port", "tracker://host:port"; copied */
     size_t initial_peer_count;
     const char *peers_file; /* known peers are saved here and tried on restart; NULL: no */
     bool bootstrap_only;

@@ -36,7 +36,8 @@ struct skep_client_options {
     const char *swarm;          /**< name; default "skep" */
     const char *swarm_key_path; /**< key file of a private swarm; NULL (default): public */
     const char *identity_path;  /**< key file, made if absent; NULL (default): a new identity */
-    const char *const *initial_peers; /**< "host:port" of DHT peers */
+    const char *const *initial_peers; /**< "host:port" of DHT peers, or "tracker://host:port" of
+                                           trackers that name some */
     size_t initial_peer_count;        /**< 0: only skep_client_expert_at() can reach anyone */
     const char *dht_listen;           /**< UDP "host:port"; default "0.0.0.0:*", or loopback if all
                                            initial peers are */

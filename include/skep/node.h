@@ -54,7 +54,8 @@ struct skep_node_options {
                                  the port that was bound. NULL (default): the listen address or,
                                  behind a wildcard, the address other peers see. */
 
-    const char *const *initial_peers; /**< DHT peers to join through, `host:port` each. */
+    const char *const *initial_peers; /**< DHT peers to join through, `host:port` each, or trackers
+                                           that name some, `tracker://host:port`. */
     size_t initial_peer_count;
     const char *peers_file; /**< known DHT peers are kept here for the next start; NULL: not. */
     bool no_dht;            /**< serve only; publish and look up nothing. */

@@ -9,9 +9,10 @@
 #define CLIENT_OPTION_SPECS                                                                        \
     {.name = "initial-peers",                                                                      \
      .kind = OPTION_LIST,                                                                          \
-     .placeholder = "HOST:PORT,...",                                                               \
-     .check = options_check_endpoint,                                                              \
-     .help = "DHT peers of the swarm to join by"},                                                 \
+     .placeholder = "PEER,...",                                                                    \
+     .check = options_check_initial_peer,                                                          \
+     .help = "DHT peers of the swarm to join by, HOST:PORT each, or trackers that name some, "     \
+             "tracker://HOST:PORT"},                                                               \
         {.name = "swarm",                                                                          \
          .kind = OPTION_STRING,                                                                    \
          .placeholder = "NAME",                                                                    \

@@ -23,9 +23,10 @@ static const struct option_spec specs[] = {
      .help = "UDP endpoint; a wildcard host is both families, * as port picks one"},
     {.name = "initial-peers",
      .kind = OPTION_LIST,
-     .placeholder = "HOST:PORT,...",
-     .check = options_check_endpoint,
-     .help = "other DHT peers of the swarm; without them this peer starts a swarm"},
+     .placeholder = "PEER,...",
+     .check = options_check_initial_peer,
+     .help = "other DHT peers of the swarm, HOST:PORT each, or trackers that name some, "
+             "tracker://HOST:PORT; without them this peer starts a swarm"},
     {.name = "swarm",
      .kind = OPTION_STRING,
      .placeholder = "NAME",

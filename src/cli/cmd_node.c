@@ -48,9 +48,10 @@ static const struct option_spec specs[] = {
     /* swarm */
     {.name = "initial-peers",
      .kind = OPTION_LIST,
-     .placeholder = "HOST:PORT,...",
-     .check = options_check_endpoint,
-     .help = "DHT peers of the swarm to join; without them this node starts a swarm"},
+     .placeholder = "PEER,...",
+     .check = options_check_initial_peer,
+     .help = "DHT peers of the swarm to join, HOST:PORT each, or trackers that name some, "
+             "tracker://HOST:PORT; without them this node starts a swarm"},
     {.name = "swarm",
      .kind = OPTION_STRING,
      .placeholder = "NAME",

@@ -108,8 +108,10 @@ bool options_begin(struct options *out, const struct option_table *table, int ar
                    int *exit_code);
 void options_free(struct options *o); /* NULL and zeroed are allowed */
 
-/* A ready-made check for lists of peers: each element is `host:port`, not `*` or 0. */
+/* A ready-made check for lists of endpoints: each element is `host:port`, not `*` or 0. */
 skep_status options_check_endpoint(const char *text, struct skep_error *err);
+/* The same for lists of peers: `tracker://host:port` too. */
+skep_status options_check_initial_peer(const char *text, struct skep_error *err);
 
 /* Values, by a name that is in the table under that kind (anything else aborts). Strings and lists
  * are views of o. */

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "cli/options_internal.h"
+#include "dht/initial_peer.h"
 
 enum { NEAREST_MAX_CHARS = 63 };
 
@@ -174,6 +175,13 @@ skep_status options_check_endpoint(const char *text, struct skep_error *err)
     struct endpoint e;
 
     return endpoint_parse(&e, text, false, err);
+}
+
+skep_status options_check_initial_peer(const char *text, struct skep_error *err)
+{
+    struct initial_peer peer;
+
+    return initial_peer_parse(&peer, text, err);
 }
 
 /* Insertions, deletions and substitutions between two short names, row by row. */

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/fd.h"
+#include "dht/initial_peer.h"
 
 enum {
     DEFAULT_TIMEOUT_MS = 30000,
@@ -36,11 +37,11 @@ static const char *default_dht_listen(const struct skep_client_options *options)
     bool v4 = false, v6 = false;
 
     for (size_t i = 0; i < options->initial_peer_count; i++) {
-        struct endpoint peer;
-        if (endpoint_parse(&peer, options->initial_peers[i], false, NULL) != SKEP_OK ||
-            !endpoint_is_loopback(&peer))
+        struct initial_peer peer;
+        if (initial_peer_parse(&peer, options->initial_peers[i], NULL) != SKEP_OK ||
+            !endpoint_is_loopback(&peer.endpoint))
             return "0.0.0.0:*";
-        *(strchr(peer.host, ':') != NULL ? &v6 : &v4) = true;
+        *(strchr(peer.endpoint.host, ':') != NULL ? &v6 : &v4) = true;
     }
     if (v4 == v6)
         return "0.0.0.0:*";

@@ -24,6 +24,10 @@ static void key_of(const struct record *r, uint8_t key[static RECORD_KEY_BYTES])
         record_key_expert(&swarm, r->expert.uid, key);
     else if (r->kind == RECORD_PREFIX)
         record_key_prefix(&swarm, r->prefix.prefix, r->peer_id, key);
+    else if (r->kind == RECORD_TRACKER)
+        record_key_trackers_shard(&swarm, record_shard(r->peer_id), key);
+    else if (r->kind == RECORD_RESOURCE)
+        record_key_resource(&swarm, r->resource.key, key);
     else
         record_key_node(&swarm, r->peer_id, key);
 }

@@ -1,0 +1,259 @@
+/* The client's side of code 100, with plain sockets: one short exchange, once in a while. */
+#include "dht/tracker_peers.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/fd.h"
+
+enum {
+    MAGIC = 0x2F271,
+    MAX_ANSWER_BYTES = 65536, /* a few dozen addresses take 2 KB */
+    MAX_TRACKER_ADDRESSES = 8,
+    MAX_PEERS_READ = 256,
+};
+
+/* ---- the exchange ---- */
+
+static skep_status wait_for(int fd, short events, uint64_t deadline_us, struct skep_error *err)
+{
+    struct pollfd p = {.fd = fd, .events = events};
+
+    for (;;) {
+        uint64_t left_ms = clock_left_ms(deadline_us);
+        int n = poll(&p, 1, left_ms > INT32_MAX ? INT32_MAX : (int)left_ms);
+        if (n > 0)
+            return SKEP_OK;
+        if (n < 0 && errno != EINTR)
+            return error_set(err, SKEP_INTERNAL, "poll: %s", strerror(errno));
+        if (left_ms == 0)
+            return error_set(err, SKEP_DEADLINE_EXCEEDED, "no answer in time");
+    }
+}
+
+static skep_status dial(const struct address *a, uint64_t deadline_us, int *out,
+                        struct skep_error *err)
+{
+    skep_status rc = SKEP_OK;
+    int failure = 0;
+    socklen_t len = sizeof(failure);
+    int fd = fd_move_high(
+        socket(a->sa.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
+
+    if (fd < 0)
+        return error_set(err, status_from_errno(errno), "socket: %s", strerror(errno));
+    if (connect(fd, (const struct sockaddr *)&a->sa, a->len) != 0) {
+        failure = errno;
+        if (failure == EINPROGRESS) {
+            rc = wait_for(fd, POLLOUT, deadline_us, err);
+            if (rc == SKEP_OK && getsockopt(fd, SOL_SOCKET, SO_ERROR, &failure, &len) != 0)
+                failure = errno;
+        }
+        if (rc == SKEP_OK && failure != 0)
+            rc = error_set(err, SKEP_UNAVAILABLE, "cannot connect: %s", strerror(failure));
+    }
+    if (rc == SKEP_OK)
+        *out = fd;
+    else
+        close(fd);
+    return rc;
+}
+
+static skep_status send_all(int fd, const uint8_t *data, size_t len, uint64_t deadline_us,
+                            struct skep_error *err)
+{
+    while (len > 0) {
+        ssize_t n = send(fd, data, len, MSG_NOSIGNAL);
+        if (n > 0) {
+            data += n;
+            len -= (size_t)n;
+            continue;
+        }
+        if (errno != EAGAIN && errno != EINTR)
+            return error_set(err, SKEP_UNAVAILABLE, "connection lost: %s", strerror(errno));
+        skep_status rc = wait_for(fd, POLLOUT, deadline_us, err);
+        if (rc != SKEP_OK)
+            return rc;
+    }
+    return SKEP_OK;
+}
+
+static skep_status receive(int fd, uint8_t *data, size_t len, uint64_t deadline_us,
+                           struct skep_error *err)
+{
+    while (len > 0) {
+        ssize_t n = recv(fd, data, len, 0);
+        if (n == 0)
+            return error_set(err, SKEP_DATA_LOSS,
+                             "it closed the connection: not a tracker, or one without a DHT");
+        if (n > 0) {
+            data += n;
+            len -= (size_t)n;
+            continue;
+        }
+        if (errno != EAGAIN && errno != EINTR)
+            return error_set(err, SKEP_UNAVAILABLE, "connection lost: %s", strerror(errno));
+        skep_status rc = wait_for(fd, POLLIN, deadline_us, err);
+        if (rc != SKEP_OK)
+            return rc;
+    }
+    return SKEP_OK;
+}
+
+/* Asks over a connection. @param text  on success owned: mem_free(). */
+static skep_status exchange(int fd, uint64_t deadline_us, char **text, size_t *len,
+                            struct skep_error *err)
+{
+    static const char question[] = "[100]";
+    uint8_t out[4 + 4 + sizeof(question) - 1], head[4];
+
+    store_u32(out, MAGIC);
+    store_u32(out + 4, sizeof(question) - 1);
+    memcpy(out + 8, question, sizeof(question) - 1);
+    skep_status rc = send_all(fd, out, sizeof(out), deadline_us, err);
+    if (rc == SKEP_OK)
+        rc = receive(fd, head, sizeof(head), deadline_us, err);
+    if (rc == SKEP_OK && load_u32(head) != MAGIC)
+        rc = error_set(err, SKEP_DATA_LOSS, "what answers there is not a tracker");
+    if (rc == SKEP_OK)
+        rc = receive(fd, head, sizeof(head), deadline_us, err);
+    if (rc != SKEP_OK)
+        return rc;
+    *len = load_u32(head);
+    if (*len == 0 || *len > MAX_ANSWER_BYTES)
+        return error_set(err, SKEP_DATA_LOSS, "answer of %zu bytes, expected 1 to %d", *len,
+                         MAX_ANSWER_BYTES);
+    uint8_t *data = mem_alloc(*len);
+    if (data == NULL)
+        return error_no_memory(err, "tracker's answer", *len);
+    rc = receive(fd, data, *len, deadline_us, err);
+    if (rc == SKEP_OK)
+        *text = (char *)data;
+    else
+        mem_free(data);
+    return rc;
+}
+
+/* ---- the answer ---- */
+
+static void add(const struct address *a, struct address *out, size_t cap, size_t *count)
+{
+    if (*count < cap)
+        out[(*count)++] = *a;
+}
+
+static void add_peers(const json_t *list, const struct address *at, struct address *out, size_t cap,
+                      size_t *count)
+{
+    struct endpoint tracker;
+
+    endpoint_from_address(&tracker, (const struct sockaddr *)&at->sa);
+    for (size_t i = 0; i < json_array_size(list) && i < MAX_PEERS_READ; i++) {
+        const char *text = json_string_value(json_array_get(list, i));
+        struct endpoint e;
+        struct address a;
+        /* Numeric only: a tracker must not make us ask the DNS for names of its choice. */
+        if (text == NULL || endpoint_parse(&e, text, false, NULL) != SKEP_OK ||
+            !endpoint_is_usable(&e) || !endpoint_to_address(&e, &a))
+            continue;
+        if (!endpoint_is_loopback(&e) || endpoint_is_loopback(&tracker))
+            add(&a, out, cap, count);
+    }
+}
+
+/* The tracker's own DHT peer: its port at the address where we reached the tracker. */
+static bool own_peer(const json_t *port, const struct address *at, struct address *out)
+{
+    struct endpoint e;
+
+    if (!json_is_integer(port) || json_integer_value(port) < 1 ||
+        json_integer_value(port) > UINT16_MAX)
+        return false;
+    endpoint_from_address(&e, (const struct sockaddr *)&at->sa);
+    e.port = (uint16_t)json_integer_value(port);
+    return endpoint_to_address(&e, out);
+}
+
+static skep_status read_facts(const json_t *facts, uint32_t network_id, const struct address *at,
+                              struct address *out, size_t cap, size_t *count,
+                              struct skep_error *err)
+{
+    const json_t *network = json_object_get(facts, "network");
+    struct address own;
+
+    if (!json_is_integer(network))
+        return error_set(err, SKEP_DATA_LOSS, "its answer names no network");
+    if (json_integer_value(network) != (json_int_t)network_id)
+        return error_set(err, SKEP_FAILED_PRECONDITION,
+                         "it is of another swarm (another name, or another swarm key)");
+    if (own_peer(json_object_get(facts, "dht_port"), at, &own))
+        add(&own, out, cap, count);
+    add_peers(json_object_get(facts, "peers"), at, out, cap, count);
+    return *count > 0 ? SKEP_OK : error_set(err, SKEP_NOT_FOUND, "it names no DHT peer");
+}
+
+skep_status tracker_peers_parse(const char *text, size_t len, uint32_t network_id,
+                                const struct address *at, struct address *out, size_t cap,
+                                size_t *count, struct skep_error *err)
+{
+    skep_status rc = SKEP_OK;
+    json_t *root = json_loadb(text, len, 0, NULL);
+    const json_t *code = json_array_get(root, 0);
+
+    *count = 0;
+    if (!json_is_integer(code))
+        rc = error_set(err, SKEP_DATA_LOSS, "its answer is not a tracker's");
+    else if (json_integer_value(code) != 0)
+        rc = error_set(err, SKEP_NOT_FOUND, "it takes no part in a DHT");
+    else
+        rc = read_facts(json_array_get(root, 1), network_id, at, out, cap, count, err);
+    json_decref(root);
+    return rc;
+}
+
+static skep_status ask_one(const struct address *a, uint32_t network_id, uint64_t deadline_us,
+                           struct address *out, size_t cap, size_t *count, struct skep_error *err)
+{
+    char *text = NULL;
+    size_t len = 0;
+    int fd = -1;
+    skep_status rc = dial(a, deadline_us, &fd, err);
+
+    if (rc != SKEP_OK)
+        return rc;
+    rc = exchange(fd, deadline_us, &text, &len, err);
+    if (rc == SKEP_OK)
+        rc = tracker_peers_parse(text, len, network_id, a, out, cap, count, err);
+    mem_free(text);
+    close(fd);
+    return rc;
+}
+
+skep_status tracker_peers_ask(const struct endpoint *tracker, uint32_t network_id,
+                              uint64_t deadline_us, struct address *out, size_t cap, size_t *count,
+                              struct skep_error *err)
+{
+    struct address addresses[MAX_TRACKER_ADDRESSES];
+    size_t n = 0;
+
+    *count = 0;
+    skep_status rc = endpoint_resolve(tracker, addresses, MAX_TRACKER_ADDRESSES, &n, err);
+    if (rc != SKEP_OK)
+        return rc;
+    rc = SKEP_UNAVAILABLE;
+    for (size_t i = 0; i < n && rc != SKEP_OK; i++) {
+        /* The rest of the time is shared among those not tried yet. */
+        uint64_t now = clock_mono_us();
+        uint64_t share = now < deadline_us ? (deadline_us - now) / (n - i) : 0;
+        rc = ask_one(&addresses[i], network_id, now + share, out, cap, count, err);
+    }
+    return rc;
+}
