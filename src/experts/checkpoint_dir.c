@@ -60,7 +60,8 @@ void checkpoint_dir_free_names(char **names, size_t count)
 static skep_status list_folder(const char *path, char ***out, size_t *out_count,
                                struct skep_error *err)
 {
-    DIR *folder = opendir(path);
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *folder = fd >= 0 ? fdopendir(fd) : NULL;
     char **names = NULL;
     size_t count = 0;
     size_t cap = 0;
@@ -68,8 +69,12 @@ static skep_status list_folder(const char *path, char ***out, size_t *out_count,
 
     *out = NULL;
     *out_count = 0;
-    if (folder == NULL)
-        return failed(path, "open this folder", err);
+    if (folder == NULL) {
+        rc = failed(path, "open this folder", err);
+        if (fd >= 0)
+            close(fd);
+        return rc;
+    }
     for (struct dirent *e = readdir(folder); e != NULL; e = readdir(folder)) {
         if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
             continue;
