@@ -103,7 +103,6 @@ struct record_resource {
     struct endpoint endpoints[RECORD_MAX_ENDPOINTS];
     uint32_t features;
     struct endpoint tvm;        /* as in record_tracker */
-    uint32_t total;             /* registered, free or handed out */
     uint32_t free, pending;     /* resources to hand out; requests that wait for one */
     size_t address_count;       /* of those that are free, at most RECORD_MAX_ADDRESSES of them */
     struct endpoint *addresses; /* owned: record_free() */

@@ -279,14 +279,13 @@ static int pack_tracker(msgpack_packer *pk, const struct record_tracker *t)
 
 static int pack_resource(msgpack_packer *pk, const struct record_resource *r)
 {
-    size_t fields = 7u + (r->tvm.host[0] != '\0' ? 1 : 0) + (r->offline ? 1 : 0);
+    size_t fields = 6u + (r->tvm.host[0] != '\0' ? 1 : 0) + (r->offline ? 1 : 0);
     char text[ENDPOINT_TEXT_BYTES];
     int failed = msgpack_pack_map(pk, fields);
 
     failed |= pack_text(pk, "key", r->key);
     failed |= pack_endpoints(pk, r->endpoints, r->endpoint_count);
     failed |= pack_number(pk, "features", r->features);
-    failed |= pack_number(pk, "total", r->total);
     failed |= pack_number(pk, "free", r->free);
     failed |= pack_number(pk, "pending", r->pending);
     failed |= mp_pack_str(pk, "addresses") | msgpack_pack_array(pk, r->address_count);
@@ -535,8 +534,6 @@ static skep_status parse_resource(struct record_resource *out, const msgpack_obj
         return bad_field(err, "key");
     if (!parse_u32(map, "features", UINT32_MAX, &out->features))
         return bad_field(err, "features");
-    if (!parse_u32(map, "total", UINT32_MAX, &out->total))
-        return bad_field(err, "total");
     if (!parse_u32(map, "free", UINT32_MAX, &out->free))
         return bad_field(err, "free");
     if (!parse_u32(map, "pending", UINT32_MAX, &out->pending))

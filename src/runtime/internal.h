@@ -28,7 +28,7 @@ struct task_pool {
     struct task_pool *next_pool;    /* of all pools of the runtime */
 
     /* Guarded by runtime->lock. */
-    struct task_list queue; /* oldest first */
+    struct task_list queue; /* highest priority first, then oldest */
     struct task_pool *next_active, *prev_active;
     bool is_active;                    /* in runtime->active: the queue is not empty */
     bool is_stalled;                   /* this pool's or an exclusive one's batch is overdue */
@@ -100,7 +100,7 @@ void queue_take_all(struct task_pool *pool, struct task_list *out);
 /* Moves expired and gone tasks out of the queue. */
 void queue_purge(struct task_pool *pool, uint64_t now_us, struct task_list *expired,
                  struct task_list *gone);
-/* Fills a batch from the pool whose oldest task has waited longest among those that may go now.
+/* Fills a batch from the pool whose first task goes before the others that may go now.
  * False if there is none; *ready_at is then when one will be (CLOCK_NEVER: none waits). Expired and
  * gone tasks met on the way are moved out. */
 bool queue_next_batch(struct runtime *runtime, uint64_t now_us, struct batch *batch,

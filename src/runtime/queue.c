@@ -79,9 +79,24 @@ static void count(struct task_pool *pool, const struct task *task, bool added)
     }
 }
 
+/* Behind all of at least its priority. Those with one are few, and they are in front. */
+static void insert(struct task_list *list, struct task *task)
+{
+    struct task **link = &list->head;
+
+    if (list->tail == NULL || list->tail->priority >= task->priority) {
+        task_list_push(list, task);
+        return;
+    }
+    while ((*link)->priority >= task->priority)
+        link = &(*link)->next;
+    task->next = *link;
+    *link = task;
+}
+
 void queue_add(struct task_pool *pool, struct task *task)
 {
-    task_list_push(&pool->queue, task);
+    insert(&pool->queue, task);
     count(pool, task, true);
     activate(pool);
 }
@@ -144,7 +159,7 @@ static bool shapes_agree(const struct task *a, const struct task *b)
 }
 
 /*
- * Takes the oldest task and those that go with it, in their order. The first one of its shape that
+ * Takes the first task and those that go with it, in their order. The first one of its shape that
  * does not fit closes the batch: a smaller one behind it must not overtake it for ever.
  */
 static void fill(struct task_pool *pool, uint64_t now_us, struct batch *batch,
@@ -183,7 +198,7 @@ static void fill(struct task_pool *pool, uint64_t now_us, struct batch *batch,
         deactivate(pool);
 }
 
-/* When the pool's oldest task may go: now if enough rows wait that can go with it. */
+/* When the pool's first task may go: now if enough rows wait that can go with it. */
 static uint64_t ready_at(const struct task_pool *pool)
 {
     const struct task *first = pool->queue.head;
@@ -199,7 +214,13 @@ static uint64_t ready_at(const struct task_pool *pool)
     return rows >= config->min_batch_size ? 0 : first->submitted_us + config->batch_timeout_us;
 }
 
-static struct task_pool *oldest_ready(struct runtime *runtime, uint64_t now_us, uint64_t *next)
+static bool goes_before(const struct task *a, const struct task *b)
+{
+    return a->priority != b->priority ? a->priority > b->priority
+                                      : a->submitted_us < b->submitted_us;
+}
+
+static struct task_pool *first_ready(struct runtime *runtime, uint64_t now_us, uint64_t *next)
 {
     struct task_pool *best = NULL;
 
@@ -211,7 +232,7 @@ static struct task_pool *oldest_ready(struct runtime *runtime, uint64_t now_us, 
             *next = at < *next ? at : *next;
             continue;
         }
-        if (best == NULL || pool->queue.head->submitted_us < best->queue.head->submitted_us)
+        if (best == NULL || goes_before(pool->queue.head, best->queue.head))
             best = pool;
     }
     return best;
@@ -222,7 +243,7 @@ bool queue_next_batch(struct runtime *runtime, uint64_t now_us, struct batch *ba
 {
     struct task_pool *pool;
 
-    while ((pool = oldest_ready(runtime, now_us, next)) != NULL) {
+    while ((pool = first_ready(runtime, now_us, next)) != NULL) {
         batch->pool = pool;
         fill(pool, now_us, batch, expired, gone);
         if (batch->task_count > 0)

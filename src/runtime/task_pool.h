@@ -2,8 +2,8 @@
  * Task pools and the runtime that empties them.
  *
  * A pool joins waiting tasks whose inner shapes and types agree into one batch along dimension 0
- * and hands it to its work function. The runtime serves the pool whose oldest task has waited
- * longest.
+ * and hands it to its work function. The runtime serves the pool whose first task has the highest
+ * priority, among these the one whose task has waited longest.
  *
  * Threads: any thread submits. Work functions run one at a time (the compute lock), on the
  * runtime's thread or, when the runtime is idle and the pool's work is known to be short, on the
@@ -28,6 +28,7 @@ struct task {
     const DLTensor *const *tensors; /* dimension 0 is `rows` in each */
     size_t tensor_count;
     int64_t rows;
+    unsigned priority; /* goes before tasks of a lower one, in its pool and among pools; 0: none */
     uint64_t deadline_us; /* dropped unworked, SKEP_DEADLINE_EXCEEDED, once passed */
     /* Whether the caller has left; NULL: never. Gone tasks are dropped, SKEP_CANCELLED. Any thread,
      * with the runtime's lock held: it must not call back. */

@@ -10,7 +10,6 @@ static skep_status declare_resource(const struct net_node *node, const char *key
         .expires_at = directory_now_ms(net_directory(node)) / 1000 + 60,
         .resource = {.endpoint_count = 1,
                      .endpoints = {{.host = "127.0.0.1", .port = 7000}},
-                     .total = free,
                      .free = free,
                      .offline = offline},
     };

@@ -43,7 +43,6 @@ static struct record resource_record(const char *key, struct endpoint *addresses
         .expires_at = NOW + 60,
         .resource = {.endpoint_count = 1,
                      .endpoints = {{.host = "192.0.2.7", .port = 4000}},
-                     .total = 5,
                      .free = 4,
                      .pending = 2,
                      .addresses = addresses,
@@ -115,7 +114,6 @@ static void resource_survives_the_round_trip_under_any_key(void **state)
         assert_int_equal(record_decode(&out, data.data, data.len, &open_swarm, key, NOW, NULL),
                          SKEP_OK);
         assert_string_equal(out.resource.key, keys[i]);
-        assert_int_equal(out.resource.total, 5);
         assert_int_equal(out.resource.free, 4);
         assert_int_equal(out.resource.pending, 2);
         assert_int_equal(out.resource.address_count, 2);
@@ -215,7 +213,7 @@ static void body_fields_of_other_types_are_refused(void **state)
     (void)state;
     static const char *const names[2][9] = {
         {"endpoints", "features", "version", "keys", "tvm", "offline"},
-        {"key", "endpoints", "features", "total", "free", "pending", "addresses", "tvm", "offline"},
+        {"key", "endpoints", "features", "free", "pending", "addresses", "tvm", "offline"},
     };
     struct record both[2] = {tracker_record(), resource_record("rpi", NULL, 0)};
 

@@ -1,0 +1,1 @@
+skep_unit_test(test_task_priority MODULES runtime)
