@@ -5,7 +5,9 @@
 /* X(function, "name", "summary") */
 #define CLI_BENCHES(X)                                                                             \
     X(bench_dht, "dht", "lookups in a network of DHT peers, also with some of them killed")        \
-    X(bench_rpc, "rpc", "calls over the wire: latency, rate and throughput; start-up and memory")
+    X(bench_experts, "experts", "forward, backward and optimizer against the bare oneDNN calls")   \
+    X(bench_rpc, "rpc", "calls over the wire: latency, rate and throughput; start-up and memory")  \
+    X(bench_throughput, "throughput", "a node under the load of many clients")
 
 #define BENCH_DECLARE(function, name, summary) int function(int argc, char **argv);
 CLI_BENCHES(BENCH_DECLARE)

@@ -16,7 +16,7 @@
 #include "base/error.h"
 #include "cli/bench_stats.h"
 
-enum { MAX_ARGUMENTS = 48, START_TIMEOUT_MS = 20000, STOP_TIMEOUT_MS = 8000 };
+enum { MAX_ARGUMENTS = 48, START_TIMEOUT_MS = 60000, STOP_TIMEOUT_MS = 8000 };
 
 /* The child's side of fork(): never returns. */
 static void become_node(int facts_fd, const char *const *arguments)
@@ -110,6 +110,22 @@ void bench_node_stop(struct bench_node *node)
         close(node->facts_fd);
     json_decref(node->facts);
     *node = (struct bench_node){0};
+}
+
+skep_status bench_node_finish(struct bench_node *node, json_t **stats, struct skep_error *err)
+{
+    struct bytes line = {0};
+
+    *stats = NULL;
+    kill(node->pid, SIGTERM);
+    skep_status rc = read_line(node->facts_fd, &line, err);
+    if (rc == SKEP_OK) {
+        *stats = json_loadb((const char *)line.data, line.len, JSON_DISABLE_EOF_CHECK, NULL);
+        if (*stats == NULL)
+            rc = error_set(err, SKEP_INTERNAL, "the node's last line is not JSON");
+    }
+    bytes_free(&line);
+    return rc;
 }
 
 double bench_node_resident_mib(const struct bench_node *node)

@@ -21,6 +21,12 @@ struct bench_node {
  */
 SKEP_MUST_CHECK skep_status bench_node_start(struct bench_node *out, const char *const *arguments,
                                              struct skep_error *err);
+/*
+ * SIGTERM, then waits for what it prints at its end: its statistics. Still to be stopped after.
+ * @param stats  owned: json_decref(). NULL on failure.
+ */
+SKEP_MUST_CHECK skep_status bench_node_finish(struct bench_node *node, json_t **stats,
+                                              struct skep_error *err);
 /* SIGTERM, and SIGKILL if that is not enough. Zeroed is allowed. */
 void bench_node_stop(struct bench_node *node);
 /* Its resident memory in MiB; 0 if unknown. */
