@@ -205,7 +205,11 @@ static void handle_events(struct directory *d, struct inbox_event *events)
         struct query *q = touched;
         touched = q->touched;
         q->is_touched = false;
-        if (q->state != QUERY_LINGERING && q->state != QUERY_ENDED && q->found.live > 0)
+        if (q->state == QUERY_LINGERING || q->state == QUERY_ENDED)
+            continue;
+        if (q->collects)
+            query_collected(d, q);
+        else if (q->found.live > 0)
             query_answer(d, q, SKEP_OK);
     }
     while (ends != NULL) {

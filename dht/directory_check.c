@@ -61,6 +61,8 @@ static bool is_candidate(struct directory *d, struct query *q, const struct inbo
         return false;
     if (q->own)
         return memcmp(c->peer_id, d->identity->peer_id, PEER_ID_BYTES) == 0;
+    if (q->collects)
+        return c->kind == q->record_kind;
     if (c->kind != RECORD_EXPERT)
         return false;
     c->known = provider_set_seq(&q->found, c->peer_id) != 0;
@@ -76,7 +78,9 @@ static int better_first(const void *a, const void *b)
     return x->seq > y->seq ? -1 : x->seq < y->seq;
 }
 
-static void merge(struct directory *d, struct query *q, const struct record *record, int64_t now_s)
+/* Takes a record in; of a query that collects, *record is taken away. */
+static void merge(struct directory *d, struct query *q, struct record *record, uint64_t mark,
+                  int64_t now_s)
 {
     bool own = memcmp(record->peer_id, d->identity->peer_id, PEER_ID_BYTES) == 0;
 
@@ -85,7 +89,10 @@ static void merge(struct directory *d, struct query *q, const struct record *rec
         directory_saw_own(d, record->seq);
     /* What we serve, directory_set_local() says; a record of ours beside it is from an earlier run
      * and would make us dial ourselves. */
-    if (!q->own && !(own && d->locals_set)) {
+    if (q->collects) {
+        if (q->records != NULL)
+            collection_put(q->records, record, mark);
+    } else if (!q->own && !(own && d->locals_set)) {
         provider_set_merge(&q->found, record, now_s);
         struct cache_entry *e = lookup_cache_touch(&d->cache, q->key);
         if (e != NULL)
@@ -124,8 +131,10 @@ static bool verify(struct directory *d, struct query *q, const struct candidate 
     q->verifications++;
     skep_status rc =
         record_decode(&record, c->event->data, c->event->len, d->swarm, q->key, now_s, &err);
-    if (rc == SKEP_OK && !q->own &&
-        (record.kind != RECORD_EXPERT || strcmp(record.expert.uid, q->uid) != 0)) {
+    if (rc == SKEP_OK && q->collects && record.kind != q->record_kind) {
+        rc = SKEP_DATA_LOSS;
+    } else if (rc == SKEP_OK && !q->own && !q->collects &&
+               (record.kind != RECORD_EXPERT || strcmp(record.expert.uid, q->uid) != 0)) {
         log_debug("directory: %s: record for %s refused", q->uid,
                   record.kind == RECORD_EXPERT ? record.expert.uid : "another kind");
         rc = SKEP_DATA_LOSS;
@@ -134,7 +143,7 @@ static bool verify(struct directory *d, struct query *q, const struct candidate 
     }
     if (rc == SKEP_OK) {
         compare_clocks(d, &record, now_s);
-        merge(d, q, &record, now_s);
+        merge(d, q, &record, collection_mark(c->event->data, c->event->len), now_s);
     }
     record_free(&record);
     return rc == SKEP_OK;
@@ -150,6 +159,15 @@ static void log_refused(const struct query *q, size_t refused)
                  q->own ? "own records" : q->uid, refused);
 }
 
+static bool was_collected(struct directory *d, struct query *q, const struct candidate *c)
+{
+    pthread_mutex_lock(&d->lock);
+    bool collected = q->records == NULL ||
+                     collection_has(q->records, collection_mark(c->event->data, c->event->len));
+    pthread_mutex_unlock(&d->lock);
+    return collected;
+}
+
 static size_t check_all(struct directory *d, struct query *q, struct candidate *list, size_t count,
                         int64_t now_s)
 {
@@ -157,8 +175,10 @@ static size_t check_all(struct directory *d, struct query *q, struct candidate *
 
     qsort(list, count, sizeof(*list), better_first);
     for (size_t i = 0; i < count; i++) {
-        if (!q->own && provider_set_seq(&q->found, list[i].peer_id) >= list[i].seq)
+        if (!q->own && !q->collects && provider_set_seq(&q->found, list[i].peer_id) >= list[i].seq)
             continue; /* an older statement of a peer that has been heard */
+        if (q->collects && was_collected(d, q, &list[i]))
+            continue; /* a replica of one that has been read, or nobody waits any more */
         if (q->verifications >= MAX_VERIFICATIONS || !verify(d, q, &list[i], now_s))
             refused++;
     }

@@ -65,6 +65,8 @@ void waiter_set_result(struct waiter *w, skep_status status)
 {
     struct request *r = w->request;
 
+    if (r->collections != NULL)
+        r->collections[w - r->waiters].status = status;
     if (r->results == NULL)
         return;
     struct lookup_result *result = &r->results[w - r->waiters];
@@ -79,6 +81,10 @@ static void end_request(struct directory *d, struct request *r, skep_status stat
         struct waiter *w = &r->waiters[i];
         if (w->query == NULL)
             continue;
+        if (status == SKEP_DEADLINE_EXCEEDED && w->query->settle_us != 0) {
+            query_answer(d, w->query, SKEP_OK); /* not all of it, but some */
+            continue;
+        }
         waiter_detach(w);
         waiter_set_result(w, status);
         request_count_down(d, r);
@@ -199,8 +205,8 @@ static void look_up(struct directory *d, struct request *r, size_t i, const char
     r->remaining++;
 }
 
-/* NULL with err filled in if memory is short. Results are the caller's to set. */
-static struct request *new_request(size_t count, uint64_t deadline_us, struct skep_error *err)
+/* Results are the caller's to set. */
+struct request *request_new(size_t count, uint64_t deadline_us, struct skep_error *err)
 {
     size_t bytes;
     struct request *r = NULL;
@@ -218,11 +224,9 @@ static struct request *new_request(size_t count, uint64_t deadline_us, struct sk
     return r;
 }
 
-/* Looks up everything and starts what there are slots for. With the lock held. */
-static void begin(struct directory *d, struct request *r, const char *const *uids, unsigned flags)
+/* Lists a request whose waiters are set up, and starts what there are slots for. */
+void request_enter(struct directory *d, struct request *r)
 {
-    for (size_t i = 0; i < r->count; i++)
-        look_up(d, r, i, uids[i], flags);
     if (r->remaining == 0) {
         r->finished = true;
         if (r->helper == NULL)
@@ -235,7 +239,21 @@ static void begin(struct directory *d, struct request *r, const char *const *uid
     queries_start(d, clock_mono_us());
 }
 
-static skep_status refuse_closing(struct skep_error *err)
+struct wanted {
+    const char *const *uids;
+    unsigned flags;
+};
+
+static void look_all_up(struct directory *d, struct request *r, const void *what)
+{
+    const struct wanted *wanted = what;
+
+    for (size_t i = 0; i < r->count; i++)
+        look_up(d, r, i, wanted->uids[i], wanted->flags);
+    request_enter(d, r);
+}
+
+skep_status request_refuse_closing(struct skep_error *err)
 {
     return error_set(err, SKEP_CANCELLED, "directory: is being closed");
 }
@@ -244,7 +262,8 @@ skep_status directory_get(struct directory *d, const char *const *uids, size_t c
                           unsigned flags, uint64_t deadline_us, directory_found_fn found, void *arg,
                           struct skep_error *err)
 {
-    struct request *r = new_request(count, deadline_us, err);
+    const struct wanted wanted = {uids, flags};
+    struct request *r = request_new(count, deadline_us, err);
 
     if (r == NULL)
         return SKEP_RESOURCE_EXHAUSTED;
@@ -258,11 +277,11 @@ skep_status directory_get(struct directory *d, const char *const *uids, size_t c
     pthread_mutex_lock(&d->lock);
     bool closing = d->closing;
     if (!closing)
-        begin(d, r, uids, flags);
+        look_all_up(d, r, &wanted);
     pthread_mutex_unlock(&d->lock);
     if (closing) {
         free_request(r);
-        return refuse_closing(err);
+        return request_refuse_closing(err);
     }
     inbox_wake(d->inbox); /* timers, or the callback */
     return SKEP_OK;
@@ -272,7 +291,7 @@ skep_status directory_get(struct directory *d, const char *const *uids, size_t c
  * Waits, and does the work as it comes in. In the usual case a value comes within milliseconds;
  * only when none does must the directory's thread hear of the timers that were set.
  */
-static void wait_request(struct directory *d, struct request *r)
+static void wait_end(struct directory *d, struct request *r)
 {
     uint64_t until = clock_mono_us() + PEER_CHECK_FIRST_US;
 
@@ -296,9 +315,7 @@ static void wait_request(struct directory *d, struct request *r)
     }
 }
 
-/* False if the directory is being closed. */
-static bool get_wait(struct directory *d, struct request *r, const char *const *uids,
-                     unsigned flags)
+bool request_wait(struct directory *d, struct request *r, request_enter_fn enter, const void *what)
 {
     struct inbox_helper helper;
 
@@ -308,11 +325,11 @@ static bool get_wait(struct directory *d, struct request *r, const char *const *
     bool closing = d->closing;
     d->sync_waiters++;
     if (!closing)
-        begin(d, r, uids, flags);
+        enter(d, r, what);
     bool wait = !closing && !r->finished;
     pthread_mutex_unlock(&d->lock);
     if (wait)
-        wait_request(d, r);
+        wait_end(d, r);
     inbox_help_end(d->inbox, &helper);
 
     pthread_mutex_lock(&d->lock);
@@ -330,17 +347,18 @@ skep_status directory_get_wait(struct directory *d, const char *const *uids, siz
         results[i].status = SKEP_RESOURCE_EXHAUSTED;
         results[i].provider_count = 0;
     }
-    struct request *r = new_request(count, deadline_us, err);
+    const struct wanted wanted = {uids, flags};
+    struct request *r = request_new(count, deadline_us, err);
     if (r == NULL)
         return SKEP_RESOURCE_EXHAUSTED;
     r->results = results;
-    bool asked = get_wait(d, r, uids, flags);
+    bool asked = request_wait(d, r, look_all_up, &wanted);
     mem_free(r);
     if (asked)
         return SKEP_OK;
     for (size_t i = 0; i < count; i++)
         results[i].status = SKEP_CANCELLED;
-    return refuse_closing(err);
+    return request_refuse_closing(err);
 }
 
 void directory_get_cancel(struct directory *d, const void *arg)
@@ -362,7 +380,7 @@ skep_status directory_find_own(struct directory *d, const uint8_t *keys, size_t 
     if (count == 0 || count > MAX_OWN_KEYS)
         return error_set(err, SKEP_INVALID_ARGUMENT, "directory: %zu own keys, expected 1 to %d",
                          count, MAX_OWN_KEYS);
-    struct request *r = new_request(count, deadline_us, err);
+    struct request *r = request_new(count, deadline_us, err);
     if (r == NULL)
         return SKEP_RESOURCE_EXHAUSTED;
     r->found_own = found;
@@ -386,7 +404,7 @@ skep_status directory_find_own(struct directory *d, const uint8_t *keys, size_t 
     pthread_mutex_unlock(&d->lock);
     if (closing || failed) {
         free_request(r);
-        return closing ? refuse_closing(err) : error_no_memory(err, "own records", count);
+        return closing ? request_refuse_closing(err) : error_no_memory(err, "own records", count);
     }
     inbox_wake(d->inbox);
     return SKEP_OK;

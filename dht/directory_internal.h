@@ -6,6 +6,7 @@
  *   directory_query.c  queries: what is asked of the DHT
  *   directory_check.c  values that arrived: which to verify, in which order, what they tell
  *   directory_put.c  batches of records to declare
+ *   directory_collect.c  lookups that want every record of a key; successors of prefixes
  *
  * What arrives is worked off by one thread at a time, the worker: whoever holds directory.worker,
  * either the directory's thread or a caller who waits for a lookup (see inbox.h). Only the worker
@@ -19,6 +20,7 @@
 #include <pthread.h>
 #include "base/thread.h"
 #include "dht/directory.h"
+#include "dht/directory_collect.h"
 #include "dht/inbox.h"
 #include "dht/lookup_cache.h"
 
@@ -35,6 +37,9 @@ enum {
     ATTEMPT_US = 3 * 1000 * 1000,       /* first attempt without "done": ask again all the same */
     LAST_ATTEMPT_US = 15 * 1000 * 1000, /* callers without a deadline get their answer by then */
     LINGER_US = 5 * 1000 * 1000,        /* after the answer, late records still enter the cache */
+    /* A lookup that wants all records of a key ends so long after the first one. Whoever is alive
+     * has spoken within milliseconds; the margin is for busy machines. */
+    SETTLE_US = 250 * 1000,
     /* An answer takes about a millisecond; one that takes this long makes us look for peers. */
     PEER_CHECK_FIRST_US = 40 * 1000,
     PEER_CHECK_US = 250 * 1000,
@@ -63,8 +68,9 @@ struct waiter {
 /* What a caller asked for. Owned by the directory until its callback has run; a waiting caller
  * owns it itself. */
 struct request {
-    struct request *next, **link;  /* in directory.requests or .completed */
-    struct lookup_result *results; /* NULL for own records */
+    struct request *next, **link;       /* in directory.requests or .completed */
+    struct lookup_result *results;      /* NULL for own records and collections */
+    struct collect_result *collections; /* instead */
     size_t count, remaining;
     uint64_t deadline_us;
     directory_found_fn found;
@@ -92,7 +98,11 @@ struct query {
     struct waiter *waiters;
     uint8_t key[RECORD_KEY_BYTES];
     enum query_state state;
-    bool own; /* our own records under any kind, not an expert */
+    bool own;      /* our own records under any kind, not an expert */
+    bool collects; /* every record of record_kind, not the providers of an expert */
+    enum record_kind record_kind;
+    struct collection *records; /* of one that collects, until it is answered */
+    uint64_t settle_us; /* of one that collects: when what is there will do; 0: nothing is */
     bool in_table;
     bool holds_slot;
     bool ended_ok; /* what OpenDHT said of the attempt that ended */
@@ -107,7 +117,7 @@ struct query {
     struct query *touched; /* next that has candidates */
     bool is_touched;
     unsigned verifications;
-    char uid[UID_BYTES];
+    char uid[UID_BYTES]; /* of one that collects: a word for the log */
 };
 
 struct put_item {
@@ -195,7 +205,15 @@ int64_t directory_clock(const struct directory *d);
 /* Without the lock (may block behind OpenDHT). */
 bool directory_has_peers(struct directory *d);
 
-/* directory_get.c. With the lock held: */
+/* directory_get.c. NULL with err filled in if memory is short. */
+struct request *request_new(size_t count, uint64_t deadline_us, struct skep_error *err);
+/* Waits for a request to end, as the caller's own thread: `enter` sets it up, with the lock held,
+ * and calls request_enter() last. False if the directory is being closed. */
+typedef void (*request_enter_fn)(struct directory *d, struct request *r, const void *what);
+bool request_wait(struct directory *d, struct request *r, request_enter_fn enter, const void *what);
+skep_status request_refuse_closing(struct skep_error *err);
+/* With the lock held: */
+void request_enter(struct directory *d, struct request *r);
 void waiter_attach(struct waiter *w, struct query *q);
 void waiter_detach(struct waiter *w);
 /* Without providers. */
@@ -218,6 +236,8 @@ void query_done(struct directory *d, struct ask *ask, bool ok);
 void queries_conclude(struct directory *d, bool has_peers, uint64_t now_us);
 void queries_timers(struct directory *d, uint64_t now_us);
 void queries_free_all(struct directory *d);
+/* New records of one that collects: it will do with them soon, or at once. */
+void query_collected(struct directory *d, struct query *q);
 
 /* directory_check.c. Without the lock, by the worker: */
 void query_check_candidates(struct directory *d, struct query *q);

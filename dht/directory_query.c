@@ -98,6 +98,7 @@ static void free_query(struct directory *d, struct query *q)
             q->asks--;
         }
     provider_set_free(&q->found);
+    collection_unref(q->records);
     mem_free(q);
 }
 
@@ -140,6 +141,10 @@ void query_answer(struct directory *d, struct query *q, skep_status status)
         struct request *r = w->request;
         waiter_detach(w);
         waiter_set_result(w, status);
+        if (r->collections != NULL && status == SKEP_OK) {
+            collection_ref(q->records);
+            r->collections[w - r->waiters].records = q->records;
+        }
         if (r->results != NULL && status == SKEP_OK) {
             struct lookup_result *result = &r->results[w - r->waiters];
             if (first == NULL)
@@ -157,7 +162,23 @@ void query_answer(struct directory *d, struct query *q, skep_status status)
             e->miss_until_us = clock_mono_us() + d->miss_ttl_us;
         d->stats.get_misses++;
     }
+    /* What has been handed out must not change any more. */
+    collection_unref(q->records);
+    q->records = NULL;
+    q->settle_us = 0;
     linger(d, q);
+}
+
+void query_collected(struct directory *d, struct query *q)
+{
+    if (q->records == NULL || q->records->count == 0)
+        return;
+    if (q->state != QUERY_ASKED) {
+        query_answer(d, q, SKEP_OK); /* late, after the "done" of an attempt */
+    } else if (q->settle_us == 0) {
+        q->settle_us = clock_mono_us() + SETTLE_US;
+        directory_due(d, q->settle_us);
+    }
 }
 
 static void ask_dht(struct directory *d, struct query *q, uint64_t now_us)
@@ -200,7 +221,9 @@ void query_done(struct directory *d, struct ask *ask, bool ok)
     if (q->ask == ask) {
         q->ask = NULL;
         release_slot(d, q);
-        if (q->state == QUERY_ASKED) {
+        if (q->state == QUERY_ASKED && q->settle_us != 0) {
+            query_answer(d, q, SKEP_OK); /* all that there is */
+        } else if (q->state == QUERY_ASKED) {
             q->state = QUERY_ENDED;
             q->ended_ok = ok;
             q->fifo = d->ended;
@@ -216,7 +239,9 @@ static void conclude_query(struct directory *d, struct query *q, bool has_peers,
 {
     bool last = q->attempts >= MAX_ATTEMPTS || (q->own && q->verifications > 0);
 
-    if (q->found.withdrawn > 0) {
+    if (q->collects && q->records != NULL && q->records->count > 0) {
+        query_answer(d, q, SKEP_OK); /* it came after the "done" */
+    } else if (q->found.withdrawn > 0) {
         query_answer(d, q, SKEP_NOT_FOUND); /* whoever served it said so: nothing to doubt */
     } else if (!has_peers) {
         query_answer(d, q, SKEP_UNAVAILABLE);
@@ -269,6 +294,10 @@ static void asked_timers(struct directory *d, struct query *q, uint64_t now_us)
         directory_due(d, q->asked_us + SLOT_HOLD_US);
     if (q->waiters == NULL) {
         linger(d, q);
+    } else if (q->settle_us != 0 && q->settle_us <= now_us) {
+        query_answer(d, q, SKEP_OK);
+    } else if (q->settle_us != 0) {
+        directory_due(d, q->settle_us);
     } else if (limit > now_us) {
         directory_due(d, limit);
     } else if (q->attempts < MAX_ATTEMPTS) {

@@ -55,6 +55,7 @@ static void drop(struct lookup_cache *cache, struct cache_entry *e)
     unlink_age(cache, e);
     cache->count--;
     provider_set_free(&e->found);
+    prefix_view_unref(e->view);
     mem_free(e);
 }
 

@@ -1,6 +1,6 @@
 /*
- * What lookups found, by DHT key: provider sets until they expire, misses for a short time.
- * Bounded; the entry that was refreshed longest ago goes first. No lock of its own.
+ * What lookups found, by DHT key: provider sets and views of prefixes until they expire, misses for
+ * a short time. Bounded; the entry that was refreshed longest ago goes first. No lock of its own.
  */
 #ifndef SKEP_DHT_LOOKUP_CACHE_H
 #define SKEP_DHT_LOOKUP_CACHE_H
@@ -8,12 +8,15 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "dht/prefix_view.h"
 #include "dht/provider_set.h"
 
 struct cache_entry {
     uint8_t key[RECORD_KEY_BYTES];
-    struct provider_set found;
-    uint64_t miss_until_us; /* asked, nobody serves it: do not ask again before this */
+    struct provider_set found; /* of an expert */
+    struct prefix_view *view;  /* of a prefix; shared; NULL: none */
+    uint64_t view_until_us;    /* it is taken for fresh */
+    uint64_t miss_until_us;    /* asked, nobody serves it: do not ask again before this */
     struct cache_entry *chain, *older, *newer;
 };
 

@@ -302,6 +302,21 @@ static bool is_alive(const struct publication *p, const struct item *item,
     return item->kind == RECORD_NODE;
 }
 
+/* How many coordinates the UIDs have beyond their prefix; 0 if they differ. */
+static uint32_t common_depth(const struct publication *p, const struct item *item)
+{
+    size_t depth = 0;
+
+    for (size_t i = 0; i < item->count; i++) {
+        const struct member *m = &p->members[item->first + i];
+        size_t one = uid_of(p, m)->coord_count - m->prefix;
+        if (i > 0 && one != depth)
+            return 0;
+        depth = one;
+    }
+    return (uint32_t)depth;
+}
+
 /* False if memory is short. */
 static bool fill_prefix(const struct publication *p, const struct item *item, bool alive,
                         const struct publication_state *s, struct record_prefix *out)
@@ -312,6 +327,7 @@ static bool fill_prefix(const struct publication *p, const struct item *item, bo
     out->features = s->features;
     out->part = item->part;
     out->parts = item->parts;
+    out->depth = common_depth(p, item);
     out->coords = mem_calloc(item->count, sizeof(*out->coords));
     if (out->coords == NULL)
         return false;

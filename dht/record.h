@@ -71,8 +71,9 @@ struct record_prefix {
     struct endpoint endpoints[RECORD_MAX_ENDPOINTS];
     uint32_t features;
     unsigned part, parts; /* coordinate ranges, when over RECORD_MAX_PREFIX_BYTES */
-    size_t coord_count;   /* next coordinates under the prefix, ascending */
-    int64_t *coords;      /* owned: record_free() */
+    uint32_t depth;     /* coordinates from the prefix to a whole UID; 0: they differ or unknown */
+    size_t coord_count; /* next coordinates under the prefix, ascending */
+    int64_t *coords;    /* owned: record_free() */
 };
 
 struct record_node {

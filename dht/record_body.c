@@ -224,13 +224,15 @@ static int pack_expert(msgpack_packer *pk, const struct record_expert *expert)
 /* Coordinates travel as differences: a full row of 256 costs 256 bytes. */
 static int pack_prefix(msgpack_packer *pk, const struct record_prefix *prefix)
 {
-    int failed = msgpack_pack_map(pk, 6);
+    int failed = msgpack_pack_map(pk, prefix->depth > 0 ? 7 : 6);
 
     failed |= pack_text(pk, "prefix", prefix->prefix);
     failed |= pack_endpoints(pk, prefix->endpoints, prefix->endpoint_count);
     failed |= pack_number(pk, "features", prefix->features);
     failed |= pack_number(pk, "part", prefix->part);
     failed |= pack_number(pk, "parts", prefix->parts);
+    if (prefix->depth > 0)
+        failed |= pack_number(pk, "depth", prefix->depth);
     failed |= mp_pack_str(pk, "coords") | msgpack_pack_array(pk, prefix->coord_count);
     for (size_t i = 0; i < prefix->coord_count; i++) {
         int64_t before = i > 0 ? prefix->coords[i - 1] : 0;
@@ -438,6 +440,8 @@ static skep_status parse_prefix(struct record_prefix *out, const msgpack_object 
         return bad_field(err, "part");
     if (!parse_u32(map, "parts", RECORD_MAX_PARTS, &out->parts))
         return bad_field(err, "parts");
+    if (!parse_u32(map, "depth", UID_MAX_COORDS, &out->depth))
+        return bad_field(err, "depth");
     skep_status rc = parse_endpoints(map, swarm, out->endpoints, &out->endpoint_count, err);
     return rc == SKEP_OK ? parse_coords(out, map, err) : rc;
 }

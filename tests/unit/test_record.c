@@ -181,11 +181,13 @@ static void prefix_survives_the_round_trip(void **state)
 
     in.prefix.part = 2;
     in.prefix.parts = 3;
+    in.prefix.depth = 2;
     struct bytes data = encode(&in, &open_swarm, key);
     assert_int_equal(decode(&out, &data, &open_swarm, key), SKEP_OK);
     assert_string_equal(out.prefix.prefix, "ffn.3.");
     assert_int_equal(out.prefix.part, 2);
     assert_int_equal(out.prefix.parts, 3);
+    assert_int_equal(out.prefix.depth, 2);
     assert_int_equal(out.prefix.coord_count, 5);
     assert_memory_equal(out.prefix.coords, coords, sizeof(coords));
     assert_true(record_value_id(&out) == record_value_id(&in));

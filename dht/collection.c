@@ -1,0 +1,85 @@
+/* The records of one key. */
+#include "dht/collection.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/bytes.h"
+
+struct collection *collection_new(void)
+{
+    struct collection *c = mem_calloc(1, sizeof(*c));
+
+    if (c != NULL)
+        atomic_init(&c->refs, 1);
+    return c;
+}
+
+void collection_ref(struct collection *c)
+{
+    /* Relaxed: whoever adds a reference holds one already. */
+    atomic_fetch_add_explicit(&c->refs, 1, memory_order_relaxed);
+}
+
+void collection_unref(struct collection *c)
+{
+    if (c == NULL || atomic_fetch_sub_explicit(&c->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    for (size_t i = 0; i < c->count; i++)
+        record_free(&c->items[i].record);
+    mem_free(c->items);
+    mem_free(c);
+}
+
+uint64_t collection_mark(const uint8_t *data, size_t len)
+{
+    return len >= SIGNATURE_BYTES ? load_u64(data + len - SIGNATURE_BYTES) : 0;
+}
+
+bool collection_has(const struct collection *c, uint64_t mark)
+{
+    for (size_t i = 0; i < c->count; i++)
+        if (c->items[i].mark == mark)
+            return true;
+    return false;
+}
+
+static bool grow(struct collection *c)
+{
+    size_t cap = c->cap > 0 ? 2 * c->cap : 4;
+
+    if (c->count < c->cap)
+        return true;
+    if (c->count >= COLLECTION_MAX_RECORDS)
+        return false;
+    struct collected *items = mem_realloc(c->items, cap * sizeof(*items));
+    if (items == NULL)
+        return false;
+    c->items = items;
+    c->cap = cap;
+    return true;
+}
+
+void collection_put(struct collection *c, struct record *record, uint64_t mark)
+{
+    struct collected item = {.record = *record, .value_id = record_value_id(record), .mark = mark};
+
+    memset(record, 0, sizeof(*record));
+    for (size_t i = 0; i < c->count; i++) {
+        struct collected *known = &c->items[i];
+        if (known->value_id != item.value_id ||
+            memcmp(known->record.peer_id, item.record.peer_id, PEER_ID_BYTES) != 0)
+            continue;
+        if (known->record.seq < item.record.seq) {
+            record_free(&known->record);
+            *known = item;
+        } else {
+            record_free(&item.record);
+        }
+        return;
+    }
+    if (grow(c))
+        c->items[c->count++] = item;
+    else
+        record_free(&item.record);
+}

@@ -1,0 +1,387 @@
+/* Prefix records merged into an index by coordinate. */
+#include "dht/prefix_view.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+
+enum {
+    /* Members of all coordinates together: a record of 60 KB may list 60,000, and strangers may
+     * write many. Beyond, the oldest records are left out. */
+    MAX_MEMBERS = 1 << 20,
+    LIFETIME_PART = 4, /* refreshed when this part of a record's life is left */
+};
+
+/* One record. */
+struct source {
+    uint8_t peer_id[PEER_ID_BYTES];
+    uint64_t seq;
+    int64_t expires_at;
+    uint32_t features;
+    uint8_t endpoint_count;
+    uint16_t ports[RECORD_MAX_ENDPOINTS];
+    char *hosts; /* owned: endpoint_count texts, each with its NUL */
+};
+
+struct prefix_view {
+    atomic_uint refs;
+    int64_t first_end, last_end, refresh_at;
+    uint32_t depth;
+    size_t source_count, peer_count, coord_count;
+    struct source *sources;  /* owned, as all below; freshest first */
+    struct view_peer *peers; /* sorted by id */
+    int64_t *coords;
+    uint32_t *first;   /* coord_count + 1: where each coordinate's members begin */
+    uint32_t *members; /* indexes of sources */
+};
+
+void prefix_view_ref(struct prefix_view *v)
+{
+    /* Relaxed: whoever adds a reference holds one already. */
+    atomic_fetch_add_explicit(&v->refs, 1, memory_order_relaxed);
+}
+
+static void free_view(struct prefix_view *v)
+{
+    for (size_t i = 0; v->sources != NULL && i < v->source_count; i++)
+        mem_free(v->sources[i].hosts);
+    mem_free(v->sources);
+    mem_free(v->peers);
+    mem_free(v->coords);
+    mem_free(v->first);
+    mem_free(v->members);
+    mem_free(v);
+}
+
+void prefix_view_unref(struct prefix_view *v)
+{
+    if (v != NULL && atomic_fetch_sub_explicit(&v->refs, 1, memory_order_acq_rel) == 1)
+        free_view(v);
+}
+
+/* ---- building */
+
+struct draft {
+    const struct record **records; /* views of the collections, freshest first */
+    size_t count;
+    size_t members; /* of those that are taken */
+    struct pair {
+        int64_t coord;
+        uint32_t source;
+    } * pairs;
+};
+
+static int by_peer_newest_first(const void *a, const void *b)
+{
+    const struct record *x = *(const struct record *const *)a;
+    const struct record *y = *(const struct record *const *)b;
+    int order = memcmp(x->peer_id, y->peer_id, PEER_ID_BYTES);
+
+    if (order != 0)
+        return order;
+    return x->seq > y->seq ? -1 : x->seq < y->seq;
+}
+
+static int newest_first(const void *a, const void *b)
+{
+    const struct record *x = *(const struct record *const *)a;
+    const struct record *y = *(const struct record *const *)b;
+
+    if (x->seq != y->seq)
+        return x->seq > y->seq ? -1 : 1;
+    return memcmp(x->peer_id, y->peer_id, PEER_ID_BYTES);
+}
+
+static int by_coord(const void *a, const void *b)
+{
+    const struct pair *x = a, *y = b;
+
+    if (x->coord != y->coord)
+        return x->coord < y->coord ? -1 : 1;
+    return x->source < y->source ? -1 : x->source > y->source;
+}
+
+/* Lists all records that count; those of one peer together. False if memory is short. */
+static bool list_records(struct draft *d, struct collection *const *lists, size_t count,
+                         prefix_view_counts_fn counts, void *arg)
+{
+    size_t all = 0;
+
+    for (size_t i = 0; i < count; i++)
+        all += lists[i] != NULL ? lists[i]->count : 0;
+    d->records = mem_calloc(all + 1, sizeof(*d->records));
+    if (d->records == NULL)
+        return false;
+    for (size_t i = 0; i < count; i++)
+        for (size_t k = 0; lists[i] != NULL && k < lists[i]->count; k++) {
+            const struct record *r = &lists[i]->items[k].record;
+            if (r->kind == RECORD_PREFIX && (counts == NULL || counts(arg, r)))
+                d->records[d->count++] = r;
+        }
+    if (d->count > 1)
+        qsort(d->records, d->count, sizeof(*d->records), by_peer_newest_first);
+    return true;
+}
+
+static bool same_peer(const struct record *a, const struct record *b)
+{
+    return memcmp(a->peer_id, b->peer_id, PEER_ID_BYTES) == 0;
+}
+
+/* Notes the peers, and drops parts that are left from when a peer spoke in more of them. */
+static bool note_peers(struct prefix_view *v, struct draft *d)
+{
+    const struct record *newest = NULL;
+    size_t kept = 0;
+
+    v->peers = mem_calloc(d->count + 1, sizeof(*v->peers));
+    if (v->peers == NULL)
+        return false;
+    for (size_t i = 0; i < d->count; i++) {
+        const struct record *r = d->records[i];
+        if (newest == NULL || !same_peer(newest, r)) {
+            newest = r;
+            memcpy(v->peers[v->peer_count].peer_id, r->peer_id, PEER_ID_BYTES);
+            v->peers[v->peer_count++].seq = r->seq;
+        }
+        if (r->prefix.part < newest->prefix.parts)
+            d->records[kept++] = r;
+    }
+    d->count = kept;
+    return true;
+}
+
+static bool pack_source(struct source *s, const struct record *r)
+{
+    const struct record_prefix *p = &r->prefix;
+    size_t bytes = 0;
+
+    for (size_t i = 0; i < p->endpoint_count; i++)
+        bytes += strlen(p->endpoints[i].host) + 1;
+    *s = (struct source){.seq = r->seq, .expires_at = r->expires_at, .features = p->features};
+    memcpy(s->peer_id, r->peer_id, sizeof(s->peer_id));
+    s->hosts = mem_alloc(bytes + 1);
+    if (s->hosts == NULL)
+        return false;
+    char *at = s->hosts;
+    for (size_t i = 0; i < p->endpoint_count; i++) {
+        size_t n = strlen(p->endpoints[i].host) + 1;
+        memcpy(at, p->endpoints[i].host, n);
+        s->ports[i] = p->endpoints[i].port;
+        at += n;
+    }
+    s->endpoint_count = (uint8_t)p->endpoint_count;
+    return true;
+}
+
+static void note_times(struct prefix_view *v, const struct record *r)
+{
+    int64_t since = (int64_t)(r->seq / 1000);
+    int64_t lifetime = r->expires_at > since ? r->expires_at - since : 0;
+    int64_t refresh_at = r->expires_at - lifetime / LIFETIME_PART;
+
+    if (r->expires_at < v->first_end)
+        v->first_end = r->expires_at;
+    if (r->expires_at > v->last_end)
+        v->last_end = r->expires_at;
+    if (refresh_at < v->refresh_at)
+        v->refresh_at = refresh_at;
+}
+
+/* Sources and (coordinate, source) pairs of what has not ended. */
+static bool take_records(struct prefix_view *v, struct draft *d, int64_t now_s)
+{
+    bool differ = false;
+
+    for (size_t i = 0; i < d->count; i++)
+        d->members += d->records[i]->expires_at > now_s ? d->records[i]->prefix.coord_count : 0;
+    size_t room = d->members < MAX_MEMBERS ? d->members : MAX_MEMBERS;
+    v->sources = mem_calloc(d->count + 1, sizeof(*v->sources));
+    d->pairs = mem_calloc(room + 1, sizeof(*d->pairs));
+    if (v->sources == NULL || d->pairs == NULL)
+        return false;
+    d->members = 0;
+    for (size_t i = 0; i < d->count; i++) {
+        const struct record *r = d->records[i];
+        size_t n = r->prefix.coord_count;
+        if (r->expires_at <= now_s || n == 0 || n > room - d->members)
+            continue;
+        if (!pack_source(&v->sources[v->source_count], r))
+            return false;
+        for (size_t k = 0; k < n; k++)
+            d->pairs[d->members++] = (struct pair){r->prefix.coords[k], (uint32_t)v->source_count};
+        differ = differ || r->prefix.depth == 0 || (v->depth != 0 && v->depth != r->prefix.depth);
+        v->depth = r->prefix.depth;
+        v->source_count++;
+        note_times(v, r);
+    }
+    if (differ)
+        v->depth = 0;
+    return true;
+}
+
+/* A peer that lists a coordinate in two parts serves it once. */
+static bool has_member(const struct prefix_view *v, uint32_t first, uint32_t end, uint32_t source)
+{
+    for (uint32_t i = first; i < end; i++)
+        if (memcmp(v->sources[v->members[i]].peer_id, v->sources[source].peer_id, PEER_ID_BYTES) ==
+            0)
+            return true;
+    return false;
+}
+
+static bool index_pairs(struct prefix_view *v, struct draft *d)
+{
+    uint32_t n = 0;
+
+    v->coords = mem_calloc(d->members + 1, sizeof(*v->coords));
+    v->first = mem_calloc(d->members + 1, sizeof(*v->first));
+    v->members = mem_calloc(d->members + 1, sizeof(*v->members));
+    if (v->coords == NULL || v->first == NULL || v->members == NULL)
+        return false;
+    if (d->members > 1)
+        qsort(d->pairs, d->members, sizeof(*d->pairs), by_coord);
+    for (size_t i = 0; i < d->members; i++) {
+        const struct pair *p = &d->pairs[i];
+        if (v->coord_count == 0 || v->coords[v->coord_count - 1] != p->coord) {
+            v->first[v->coord_count] = n;
+            v->coords[v->coord_count++] = p->coord;
+        }
+        uint32_t first = v->first[v->coord_count - 1];
+        /* Of one coordinate more providers than can be answered are of no use. */
+        if (n - first < DIRECTORY_MAX_PROVIDERS && !has_member(v, first, n, p->source))
+            v->members[n++] = p->source;
+    }
+    v->first[v->coord_count] = n;
+    return true;
+}
+
+struct prefix_view *prefix_view_new(struct collection *const *lists, size_t count, int64_t now_s,
+                                    prefix_view_counts_fn counts, void *arg)
+{
+    struct prefix_view *v = mem_calloc(1, sizeof(*v));
+    struct draft d = {0};
+    bool ok = false;
+
+    if (v == NULL)
+        return NULL;
+    atomic_init(&v->refs, 1);
+    v->first_end = v->refresh_at = INT64_MAX;
+    ok = list_records(&d, lists, count, counts, arg) && note_peers(v, &d);
+    if (ok && d.count > 1)
+        qsort(d.records, d.count, sizeof(*d.records), newest_first);
+    ok = ok && take_records(v, &d, now_s) && index_pairs(v, &d);
+    mem_free(d.pairs);
+    mem_free(d.records);
+    if (ok)
+        return v;
+    free_view(v);
+    return NULL;
+}
+
+/* ---- reading */
+
+const int64_t *prefix_view_coords(const struct prefix_view *v, size_t *count)
+{
+    *count = v->coord_count;
+    return v->coords;
+}
+
+size_t prefix_view_find(const struct prefix_view *v, int64_t coord)
+{
+    size_t first = 0, end = v->coord_count;
+
+    while (first < end) {
+        size_t middle = first + (end - first) / 2;
+        if (v->coords[middle] == coord)
+            return middle;
+        if (v->coords[middle] > coord)
+            end = middle;
+        else
+            first = middle + 1;
+    }
+    return SIZE_MAX;
+}
+
+bool prefix_view_is_alive(const struct prefix_view *v, size_t index, int64_t now_s)
+{
+    if (now_s < v->first_end)
+        return true;
+    for (uint32_t i = v->first[index]; i < v->first[index + 1]; i++)
+        if (v->sources[v->members[i]].expires_at > now_s)
+            return true;
+    return false;
+}
+
+int64_t prefix_view_first_end(const struct prefix_view *v)
+{
+    return v->first_end;
+}
+
+int64_t prefix_view_last_end(const struct prefix_view *v)
+{
+    return v->last_end;
+}
+
+int64_t prefix_view_refresh_at(const struct prefix_view *v)
+{
+    return v->refresh_at;
+}
+
+uint32_t prefix_view_depth(const struct prefix_view *v)
+{
+    return v->depth;
+}
+
+static void unpack_source(const struct source *s, struct provider *out)
+{
+    const char *at = s->hosts;
+
+    memset(out, 0, sizeof(*out));
+    memcpy(out->peer_id, s->peer_id, sizeof(out->peer_id));
+    out->seq = s->seq;
+    out->expires_at = s->expires_at;
+    out->features = s->features;
+    out->endpoint_count = s->endpoint_count;
+    for (size_t i = 0; i < s->endpoint_count; i++) {
+        size_t n = strlen(at) + 1;
+        memcpy(out->endpoints[i].host, at, n);
+        out->endpoints[i].port = s->ports[i];
+        at += n;
+    }
+}
+
+size_t prefix_view_providers(const struct prefix_view *v, size_t index, int64_t now_s,
+                             struct provider *out, size_t cap)
+{
+    size_t n = 0;
+
+    for (uint32_t i = v->first[index]; i < v->first[index + 1] && n < cap; i++)
+        if (v->sources[v->members[i]].expires_at > now_s)
+            unpack_source(&v->sources[v->members[i]], &out[n++]);
+    return n;
+}
+
+size_t prefix_view_peer_count(const struct prefix_view *v)
+{
+    return v->peer_count;
+}
+
+const struct view_peer *prefix_view_peer(const struct prefix_view *v, size_t i)
+{
+    return &v->peers[i];
+}
+
+static int compare_peer(const void *key, const void *peer)
+{
+    return memcmp(key, ((const struct view_peer *)peer)->peer_id, PEER_ID_BYTES);
+}
+
+const struct view_peer *prefix_view_find_peer(const struct prefix_view *v,
+                                              const uint8_t peer_id[static PEER_ID_BYTES])
+{
+    if (v->peer_count == 0)
+        return NULL;
+    return bsearch(peer_id, v->peers, v->peer_count, sizeof(*v->peers), compare_peer);
+}
