@@ -161,14 +161,18 @@ void report_stats(struct service *service, struct server_call *call)
         {"publish_rounds_failed", s.publish_rounds_failed},
         {"records_published", s.records_published},
         {"records_failed", s.records_failed},
+        {"checkpoints_saved", s.checkpoints_saved},
+        {"checkpoints_failed", s.checkpoints_failed},
+        {"checkpoint_wait_us", s.checkpoint_wait_us},
     };
     size_t count = sizeof(numbers) / sizeof(numbers[0]);
 
     report_init(&r);
-    put_map(&r, NULL, count + 3);
+    put_map(&r, NULL, count + 4);
     for (size_t i = 0; i < count; i++)
         put_uint(&r, numbers[i].name, numbers[i].value);
     put_int(&r, "last_publish", s.last_publish_unix_s);
+    put_int(&r, "last_checkpoint", s.last_checkpoint_unix_s);
     put_pool(&r, "forward", &s.forward);
     put_pool(&r, "backward", &s.backward);
     send_report(&r, call);
