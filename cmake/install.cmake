@@ -4,7 +4,7 @@
 # own list, so that there is no second one here.
 set(skep_library_objects)
 set(skep_library_links)
-foreach(module IN ITEMS base crypto wire net experts dht runtime client node)
+foreach(module IN ITEMS base crypto wire net experts dht runtime tracker client node)
   list(APPEND skep_library_objects $<TARGET_OBJECTS:skep_${module}>)
   get_target_property(links skep_${module} LINK_LIBRARIES)
   list(APPEND skep_library_links ${links})

@@ -114,10 +114,10 @@ struct tracker_request {
  * Parses one message. @param out  owned if SKEP_OK or SKEP_INVALID_ARGUMENT:
  * tracker_request_free().
  * @return SKEP_INVALID_ARGUMENT if it is a request that cannot be granted whatever the state (a
- *         port that does not exist, a key that is too long): answered FAIL, and `code` is set;
+ *         port or address that cannot exist): answered FAIL, and `code` is set;
  *         SKEP_UNIMPLEMENTED for an unknown code and SKEP_DATA_LOSS for anything that is no request
- *         (not JSON, not UTF-8, nested too deeply, a field missing or of the wrong type): these end
- *         the connection; SKEP_RESOURCE_EXHAUSTED.
+ *         (not JSON, not UTF-8, nested too deeply, a field missing, of the wrong type or too long):
+ * these end the connection; SKEP_RESOURCE_EXHAUSTED.
  */
 SKEP_MUST_CHECK skep_status tracker_request_parse(struct tracker_request *out,
                                                   struct tracker_text message,

@@ -6,9 +6,9 @@
  * (connections): an owner that goes takes its own along, so nothing is handed to one that has left,
  * and nothing of one that has left is handed out.
  *
- * A key that has neither resources nor requests is remembered with its counters for a while
- * (SCHEDULER_MAX_IDLE_KEYS, the longest idle goes first): tools expect to see keys whose servers
- * are all busy.
+ * A key that has neither resources nor requests is remembered with its counters as long as a server
+ * is registered under it (tools show keys whose servers are all busy), and for a while without one
+ * (SCHEDULER_MAX_IDLE_KEYS, the longest idle goes first).
  *
  * Every operation is O(log n) in the requests of its key, O(1) in all else.
  */
@@ -28,6 +28,7 @@ struct scheduler_waiter;
 
 enum {
     SCHEDULER_MAX_IDLE_KEYS = 1024,
+    SCHEDULER_MAX_IDLE_BYTES = 1 << 20,
     SCHEDULER_WAIT_BUCKETS = 14, /* up to 1 ms, 2, 4 ... 4096 ms, and above */
 };
 
@@ -43,6 +44,7 @@ struct scheduler_owner {
     struct scheduler_item *first_item, *last_item;
     struct scheduler_waiter *first_waiter, *last_waiter;
     size_t item_count, waiter_count;
+    struct scheduler_key *registered; /* NULL: under none */
 };
 
 struct scheduler_limits {         /* 0: the default */
@@ -84,7 +86,7 @@ void scheduler_free(struct scheduler *s);
 
 /*
  * Offers a resource of `owner`; everything is copied. Under a match key that the owner has offered
- * and that is still there, it replaces that one (it counts once, and keeps its place).
+ * and that is still there, it replaces that one: it counts once.
  * @return SKEP_RESOURCE_EXHAUSTED if the owner or the scheduler holds too much, or memory is short.
  */
 SKEP_MUST_CHECK skep_status scheduler_put(struct scheduler *s, struct scheduler_owner *owner,
@@ -96,8 +98,12 @@ SKEP_MUST_CHECK skep_status scheduler_ask(struct scheduler *s, struct scheduler_
                                           struct tracker_text key, struct tracker_text user,
                                           struct tracker_priority priority, uint64_t now_us,
                                           struct skep_error *err);
-/* Everything of this owner goes: resources, requests. Resources that were taken can no longer be
- * returned. */
+/* Tells that the owner is a server of this key, of this one only from now on; data NULL: of none.
+ * Errors as scheduler_put(). */
+SKEP_MUST_CHECK skep_status scheduler_register(struct scheduler *s, struct scheduler_owner *owner,
+                                               struct tracker_text key, struct skep_error *err);
+/* Everything of this owner goes: resources, requests, registration. Resources that were taken can
+ * no longer be returned. */
 void scheduler_owner_gone(struct scheduler *s, struct scheduler_owner *owner);
 
 /* ---- other trackers ---- */
@@ -129,6 +135,7 @@ bool scheduler_return(struct scheduler *s, uint64_t taken,
 struct scheduler_key_facts {
     struct tracker_text key; /* view */
     size_t free, pending;
+    size_t servers;                    /* registered, whether free or busy */
     uint64_t puts, requests;           /* so far */
     uint64_t served, answered, taken;  /* requests answered from here, from elsewhere; for others */
     uint64_t wait_us_sum, wait_us_max; /* of requests that were answered */
@@ -143,7 +150,7 @@ void scheduler_totals(const struct scheduler *s, struct scheduler_totals *out);
 /* False (and *out untouched) if the key is not known. */
 bool scheduler_facts(const struct scheduler *s, struct tracker_text key,
                      struct scheduler_key_facts *out);
-/* Every key in order of its first use; stops when fn returns false. */
+/* Every key that was put or requested, in order of its first use; stops when fn returns false. */
 void scheduler_each_key(const struct scheduler *s,
                         bool (*fn)(void *arg, const struct scheduler_key_facts *facts), void *arg);
 /* The free resources of a key, oldest first; stops when fn returns false. */

@@ -1,0 +1,430 @@
+/* Cutting the stream into messages, and what requests mean. Writing is in protocol_write.c. */
+#include "tracker/protocol.h"
+
+#include <limits.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/text.h"
+
+enum { PREFIX_BYTES = 4 }; /* the magic, and each length */
+
+struct tracker_text tracker_text(const char *text)
+{
+    return (struct tracker_text){.data = text, .len = text != NULL ? strlen(text) : 0};
+}
+
+bool tracker_text_equal(struct tracker_text a, struct tracker_text b)
+{
+    return a.len == b.len && (a.data == NULL) == (b.data == NULL) &&
+           (a.len == 0 || memcmp(a.data, b.data, a.len) == 0);
+}
+
+/* ---- the stream ---- */
+
+bool tracker_input_push(struct tracker_input *in, const uint8_t *data, size_t len)
+{
+    if (in->kept.len > 0)
+        return bytes_append(&in->kept, data, len);
+    in->chunk = data;
+    in->chunk_len = len;
+    return true;
+}
+
+static const uint8_t *unused(const struct tracker_input *in, size_t *left)
+{
+    bool kept = in->kept.len > 0;
+
+    *left = (kept ? in->kept.len : in->chunk_len) - in->used;
+    return *left == 0 ? NULL : (kept ? in->kept.data : in->chunk) + in->used;
+}
+
+static enum tracker_input_result read_magic(struct tracker_input *in, uint32_t magic,
+                                            struct skep_error *err)
+{
+    if (magic != TRACKER_MAGIC) {
+        error_set(err, SKEP_DATA_LOSS, "magic number 0x%x, expected 0x%x: not a tracker's client",
+                  (unsigned)magic, (unsigned)TRACKER_MAGIC);
+        return TRACKER_INPUT_BAD;
+    }
+    in->used += PREFIX_BYTES;
+    in->greeted = true;
+    return TRACKER_INPUT_GREETING;
+}
+
+enum tracker_input_result tracker_input_next(struct tracker_input *in, size_t max_bytes,
+                                             struct tracker_text *message, struct skep_error *err)
+{
+    size_t left;
+    const uint8_t *at = unused(in, &left);
+
+    if (left < PREFIX_BYTES)
+        return TRACKER_INPUT_MORE;
+    uint32_t prefix = load_u32(at);
+    if (!in->greeted)
+        return read_magic(in, prefix, err);
+    if (prefix == 0 || prefix > INT32_MAX || prefix > max_bytes) {
+        error_set(err, SKEP_DATA_LOSS, "message of %lld bytes, expected 1 to %zu",
+                  (long long)(int32_t)prefix, max_bytes);
+        return TRACKER_INPUT_BAD;
+    }
+    if (left - PREFIX_BYTES < prefix)
+        return TRACKER_INPUT_MORE;
+    *message = (struct tracker_text){.data = (const char *)at + PREFIX_BYTES, .len = prefix};
+    in->used += PREFIX_BYTES + (size_t)prefix;
+    return TRACKER_INPUT_MESSAGE;
+}
+
+bool tracker_input_settle(struct tracker_input *in)
+{
+    size_t left;
+    const uint8_t *at = unused(in, &left);
+    bool ok = true;
+
+    if (in->kept.len > 0)
+        bytes_consume(&in->kept, in->used);
+    else if (left > 0)
+        ok = bytes_append(&in->kept, at, left);
+    if (in->kept.len == 0)
+        bytes_free(&in->kept); /* thousands of idle connections keep nothing */
+    in->chunk = NULL;
+    in->chunk_len = 0;
+    in->used = 0;
+    return ok;
+}
+
+bool tracker_input_is_partial(const struct tracker_input *in)
+{
+    size_t left;
+
+    (void)unused(in, &left);
+    return left > 0 || !in->greeted;
+}
+
+void tracker_input_free(struct tracker_input *in)
+{
+    if (in == NULL)
+        return;
+    bytes_free(&in->kept);
+    *in = (struct tracker_input){0};
+}
+
+/* ---- JSON ---- */
+
+/* Jansson goes as deep as the text does, on the stack: so the brackets are counted first. */
+static bool is_shallow(struct tracker_text message)
+{
+    bool in_string = false;
+    unsigned depth = 0;
+
+    for (size_t i = 0; i < message.len; i++) {
+        char c = message.data[i];
+        if (in_string) {
+            if (c == '\\')
+                i++;
+            else if (c == '"')
+                in_string = false;
+        } else if (c == '"') {
+            in_string = true;
+        } else if (c == '[' || c == '{') {
+            if (++depth > TRACKER_MAX_DEPTH)
+                return false;
+        } else if (c == ']' || c == '}') {
+            depth -= depth > 0;
+        }
+    }
+    return true;
+}
+
+static json_t *load(struct tracker_text message, bool int_as_real, enum json_error_code *code,
+                    struct skep_error *err)
+{
+    json_error_t why;
+    size_t flags = JSON_ALLOW_NUL | JSON_DECODE_ANY;
+    char quoted[TEXT_QUOTE_BYTES];
+
+    *code = json_error_unknown;
+    if (!is_shallow(message)) {
+        error_set(err, SKEP_DATA_LOSS, "JSON nested deeper than %d", TRACKER_MAX_DEPTH);
+        return NULL;
+    }
+    if (int_as_real)
+        flags |= JSON_DECODE_INT_AS_REAL;
+    json_t *root = json_loadb(message.data, message.len, flags, &why);
+    if (root != NULL)
+        return root;
+    *code = json_error_code(&why);
+    if (*code == json_error_out_of_memory)
+        error_set(err, SKEP_RESOURCE_EXHAUSTED, "JSON: out of memory");
+    else
+        error_set(err, SKEP_DATA_LOSS, "not JSON: %s: %s", why.text,
+                  text_quote(message.data, message.len, quoted));
+    return NULL;
+}
+
+json_t *tracker_json_parse(struct tracker_text message, bool int_as_real, struct skep_error *err)
+{
+    enum json_error_code code;
+
+    return load(message, int_as_real, &code, err);
+}
+
+struct tracker_text tracker_json_text(const json_t *string)
+{
+    return (struct tracker_text){.data = json_string_value(string),
+                                 .len = json_string_length(string)};
+}
+
+/* ---- priorities ---- */
+
+struct tracker_priority tracker_priority(int64_t value)
+{
+    return (struct tracker_priority){.value = (double)value, .exact = value};
+}
+
+static struct tracker_priority real_priority(double value)
+{
+    static const double beyond = 9223372036854775808.0; /* 2^63 */
+    struct tracker_priority p = {.value = value};
+
+    if (value >= beyond)
+        p.exact = INT64_MAX;
+    else if (value < -beyond)
+        p.exact = INT64_MIN;
+    else
+        p.exact = (int64_t)value;
+    return p;
+}
+
+int tracker_priority_compare(struct tracker_priority a, struct tracker_priority b)
+{
+    if (a.value != b.value)
+        return a.value < b.value ? -1 : 1;
+    return (a.exact > b.exact) - (a.exact < b.exact);
+}
+
+/* ---- fields ---- */
+
+static skep_status malformed(struct skep_error *err, const char *what)
+{
+    return error_set(err, SKEP_DATA_LOSS, "%s", what);
+}
+
+/* @param what  "PUT: key", for the sentence. */
+static skep_status read_key(const json_t *value, const char *what, struct tracker_text *out,
+                            struct skep_error *err)
+{
+    if (!json_is_string(value))
+        return error_set(err, SKEP_DATA_LOSS, "%s is no string", what);
+    *out = tracker_json_text(value);
+    if (out->len > TRACKER_MAX_KEY_BYTES)
+        return error_set(err, SKEP_DATA_LOSS, "%s has %zu bytes, expected at most %d", what,
+                         out->len, TRACKER_MAX_KEY_BYTES);
+    return SKEP_OK;
+}
+
+static skep_status port_text(struct tracker_text text, uint16_t *out, struct skep_error *err)
+{
+    char quoted[TEXT_QUOTE_BYTES];
+    unsigned long port = 0;
+
+    for (size_t i = 0; i < text.len; i++) {
+        if (text.data[i] < '0' || text.data[i] > '9')
+            return error_set(err, SKEP_DATA_LOSS, "port %s is no number",
+                             text_quote(text.data, text.len, quoted));
+        if (port <= UINT16_MAX)
+            port = port * 10 + (unsigned long)(text.data[i] - '0');
+    }
+    if (port < 1 || port > UINT16_MAX)
+        return error_set(err, SKEP_INVALID_ARGUMENT, "port %s, expected 1 to 65535",
+                         text_quote(text.data, text.len, quoted));
+    *out = (uint16_t)port;
+    return SKEP_OK;
+}
+
+/* A number or, from TVM's C++ server, a string of digits. */
+static skep_status read_port(const json_t *value, uint16_t *out, struct skep_error *err)
+{
+    if (json_is_string(value))
+        return port_text(tracker_json_text(value), out, err);
+    if (json_is_real(value))
+        return error_set(err, SKEP_INVALID_ARGUMENT, "port %g, expected 1 to 65535",
+                         json_real_value(value));
+    if (!json_is_integer(value))
+        return malformed(err, "port is no number");
+    json_int_t port = json_integer_value(value);
+    if (port < 1 || port > UINT16_MAX)
+        return error_set(err, SKEP_INVALID_ARGUMENT, "port %lld, expected 1 to 65535",
+                         (long long)port);
+    *out = (uint16_t)port;
+    return SKEP_OK;
+}
+
+/* null, absent and "" all are the peer's own address. */
+static skep_status read_address(const json_t *value, struct tracker_text *out,
+                                struct skep_error *err)
+{
+    if (value == NULL || json_is_null(value))
+        return SKEP_OK;
+    if (!json_is_string(value))
+        return malformed(err, "address is neither a string nor null");
+    struct tracker_text text = tracker_json_text(value);
+    if (text.len > TRACKER_MAX_HOST_BYTES)
+        return error_set(err, SKEP_INVALID_ARGUMENT, "address has %zu bytes, expected at most %d",
+                         text.len, TRACKER_MAX_HOST_BYTES);
+    for (size_t i = 0; i < text.len; i++)
+        if ((unsigned char)text.data[i] <= ' ' || text.data[i] == 0x7f)
+            return error_set(err, SKEP_INVALID_ARGUMENT,
+                             "address has a space or control character");
+    if (text.len > 0)
+        *out = text;
+    return SKEP_OK;
+}
+
+/* ---- requests ---- */
+
+static skep_status read_put(struct tracker_request *r, struct skep_error *err)
+{
+    const json_t *value = json_array_get(r->root, 2);
+    skep_status rc = read_key(json_array_get(r->root, 1), "PUT: key", &r->key, err);
+
+    if (rc == SKEP_OK && json_array_size(value) != 2)
+        rc = malformed(err, "PUT: third element is not [port, match key]");
+    if (rc == SKEP_OK)
+        rc = read_key(json_array_get(value, 1), "PUT: match key", &r->match_key, err);
+    if (rc == SKEP_OK)
+        rc = read_port(json_array_get(value, 0), &r->port, err);
+    if (rc == SKEP_OK)
+        rc = read_address(json_array_get(r->root, 3), &r->address, err);
+    return rc;
+}
+
+static skep_status read_request(struct tracker_request *r, struct skep_error *err)
+{
+    const json_t *user = json_array_get(r->root, 2);
+    const json_t *priority = json_array_get(r->root, 3);
+
+    if (user == NULL || priority == NULL)
+        return malformed(err, "REQUEST: expected [4, key, user, priority]");
+    if (!json_is_string(user) && !json_is_null(user))
+        return malformed(err, "REQUEST: user is neither a string nor null");
+    if (json_is_integer(priority))
+        r->priority = tracker_priority(json_integer_value(priority));
+    else if (json_is_real(priority))
+        r->priority = real_priority(json_real_value(priority));
+    else
+        return malformed(err, "REQUEST: priority is no number");
+    skep_status rc = read_key(json_array_get(r->root, 1), "REQUEST: key", &r->key, err);
+    if (rc == SKEP_OK && json_is_string(user))
+        rc = read_key(user, "REQUEST: user", &r->user, err);
+    return rc;
+}
+
+static skep_status read_info(struct tracker_request *r, struct skep_error *err)
+{
+    r->info = json_array_get(r->root, 1);
+    const json_t *address = json_object_get(r->info, "addr");
+    const json_t *key = json_object_get(r->info, "key");
+
+    if (!json_is_object(r->info) || json_array_size(address) != 2)
+        return malformed(err, "UPDATE_INFO: expected [5, {\"addr\": [host or null, port], ...}]");
+    skep_status rc = read_address(json_array_get(address, 0), &r->address, err);
+    if (rc == SKEP_OK)
+        rc = read_port(json_array_get(address, 1), &r->port, err);
+    if (rc == SKEP_OK && key != NULL)
+        rc = read_key(key, "UPDATE_INFO: key", &r->key, err);
+    return rc;
+}
+
+static skep_status read_stop(struct tracker_request *r, struct skep_error *err)
+{
+    const json_t *key = json_array_get(r->root, 1);
+
+    if (key == NULL)
+        return malformed(err, "STOP: expected [2, stop key]");
+    r->stop_key = tracker_json_text(key); /* of another type: absent, and so no stop key */
+    return SKEP_OK;
+}
+
+static skep_status read_fields(struct tracker_request *r, struct skep_error *err)
+{
+    switch (r->code) {
+    case TRACKER_PING:
+    case TRACKER_SUMMARY:
+    case TRACKER_GET_PENDING_MATCHKEYS:
+        return SKEP_OK;
+    case TRACKER_STOP:
+        return read_stop(r, err);
+    case TRACKER_PUT:
+        return read_put(r, err);
+    case TRACKER_REQUEST:
+        return read_request(r, err);
+    case TRACKER_UPDATE_INFO:
+        return read_info(r, err);
+    case TRACKER_FAIL:
+    case TRACKER_SUCCESS:
+        break;
+    }
+    return error_set(err, SKEP_UNIMPLEMENTED, "code %d, expected %d to %d", (int)r->code,
+                     TRACKER_PING, TRACKER_GET_PENDING_MATCHKEYS);
+}
+
+/* @param as_reals  set if a whole number did not fit 64 bits. */
+static json_t *load_request(struct tracker_text message, bool *as_reals, struct skep_error *err)
+{
+    enum json_error_code code;
+    json_t *root = load(message, false, &code, err);
+
+    *as_reals = false;
+    if (root == NULL && code == json_error_numeric_overflow) {
+        *as_reals = true;
+        root = load(message, true, &code, err);
+    }
+    return root;
+}
+
+static bool read_code(const json_t *root, bool as_reals, enum tracker_code *out)
+{
+    const json_t *first = json_array_get(root, 0);
+    double code;
+
+    if (json_is_integer(first))
+        code = (double)json_integer_value(first);
+    else if (as_reals && json_is_real(first))
+        code = json_real_value(first);
+    else
+        return false;
+    /* Whatever cannot be a code becomes one that there is not. */
+    *out = code >= TRACKER_PING && code <= TRACKER_GET_PENDING_MATCHKEYS ? (enum tracker_code)code
+                                                                         : TRACKER_SUCCESS;
+    return true;
+}
+
+skep_status tracker_request_parse(struct tracker_request *out, struct tracker_text message,
+                                  struct skep_error *err)
+{
+    struct skep_error why = {0};
+    skep_status rc;
+
+    *out = (struct tracker_request){0};
+    out->root = load_request(message, &out->info_int_as_real, &why);
+    if (out->root == NULL)
+        rc = why.status;
+    else if (!read_code(out->root, out->info_int_as_real, &out->code))
+        rc = malformed(&why, "not [code, ...]");
+    else
+        rc = read_fields(out, &why);
+    if (rc != SKEP_OK && err != NULL)
+        *err = why;
+    if (rc != SKEP_OK && rc != SKEP_INVALID_ARGUMENT)
+        tracker_request_free(out);
+    return rc;
+}
+
+void tracker_request_free(struct tracker_request *request)
+{
+    if (request == NULL)
+        return;
+    json_decref(request->root);
+    *request = (struct tracker_request){0};
+}

@@ -1,0 +1,662 @@
+/* Resources and requests: see scheduler.h. */
+#include "tracker/scheduler.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+#include "tracker/scheduler_internal.h"
+
+enum {
+    DEFAULT_PER_OWNER = 4096,
+    DEFAULT_MAX_BYTES = 256 << 20,
+    FIRST_HEAP_CAP = 4,
+};
+
+/* ---- life ---- */
+
+static bool make_tables(struct scheduler *s)
+{
+    return hash_table_init(&s->keys) && hash_table_init(&s->items) &&
+           hash_table_init(&s->waiters) && hash_table_init(&s->taken);
+}
+
+skep_status scheduler_new(const struct scheduler_limits *limits,
+                          const struct scheduler_events *events, void *arg, struct scheduler **out,
+                          struct skep_error *err)
+{
+    struct scheduler *s = mem_calloc(1, sizeof(*s));
+
+    *out = NULL;
+    if (s == NULL)
+        return error_no_memory(err, "scheduler", sizeof(*s));
+    if (limits != NULL)
+        s->limits = *limits;
+    if (s->limits.max_items_per_owner == 0)
+        s->limits.max_items_per_owner = DEFAULT_PER_OWNER;
+    if (s->limits.max_waiters_per_owner == 0)
+        s->limits.max_waiters_per_owner = DEFAULT_PER_OWNER;
+    if (s->limits.max_bytes == 0)
+        s->limits.max_bytes = DEFAULT_MAX_BYTES;
+    s->events = *events;
+    s->arg = arg;
+    s->next_id = 1;
+    hash_secret_make(s->secret);
+    if (!make_tables(s)) {
+        scheduler_free(s);
+        return error_no_memory(err, "scheduler", sizeof(*s));
+    }
+    *out = s;
+    return SKEP_OK;
+}
+
+void scheduler_free(struct scheduler *s)
+{
+    if (s == NULL)
+        return;
+    scheduler_keys_free(s);
+    hash_table_fini(&s->keys);
+    hash_table_fini(&s->items);
+    hash_table_fini(&s->waiters);
+    hash_table_fini(&s->taken);
+    mem_free(s);
+}
+
+static skep_status too_much(struct scheduler *s, const char *what, size_t limit,
+                            struct skep_error *err)
+{
+    s->totals.refused++;
+    return error_set(err, SKEP_RESOURCE_EXHAUSTED, "%s, limit %zu", what, limit);
+}
+
+static skep_status full(struct scheduler *s, struct skep_error *err)
+{
+    return too_much(s, "the tracker's memory for resources and requests is full",
+                    s->limits.max_bytes, err);
+}
+
+/* ---- resources ---- */
+
+static size_t item_bytes(const struct scheduler_item *item)
+{
+    return sizeof(*item) + item->address_len + item->match_key_len;
+}
+
+static struct tracker_resource resource_of(const struct scheduler_item *item)
+{
+    return (struct tracker_resource){
+        .address = {.data = item->text, .len = item->address_len},
+        .port = item->port,
+        .match_key = {.data = item->text + item->address_len, .len = item->match_key_len},
+    };
+}
+
+/* Match keys belong to their owner: two servers may happen to choose the same one. */
+static uint64_t item_hash(const struct scheduler *s, const struct scheduler_owner *owner,
+                          struct tracker_text match_key)
+{
+    return hash_text(s->secret, match_key.data, match_key.len) ^
+           hash_text(s->secret, &owner, sizeof(owner));
+}
+
+static struct scheduler_item *find_item(const struct scheduler *s,
+                                        const struct scheduler_owner *owner,
+                                        struct tracker_text match_key, uint64_t hash)
+{
+    for (struct hash_node *n = hash_table_first(&s->items, hash); n != NULL;
+         n = hash_table_next(n)) {
+        struct scheduler_item *item =
+            (struct scheduler_item *)((char *)n - offsetof(struct scheduler_item, by_match_key));
+        if (item->owner == owner && tracker_text_equal(resource_of(item).match_key, match_key))
+            return item;
+    }
+    return NULL;
+}
+
+/* @param first  before all others of its key, not after them. */
+static void make_free(struct scheduler *s, struct scheduler_item *item, bool first)
+{
+    struct scheduler_key *key = item->key;
+
+    item->key_prev = first ? NULL : key->last_free;
+    item->key_next = first ? key->first_free : NULL;
+    if (item->key_prev != NULL)
+        item->key_prev->key_next = item;
+    else
+        key->first_free = item;
+    if (item->key_next != NULL)
+        item->key_next->key_prev = item;
+    else
+        key->last_free = item;
+    key->facts.free++;
+    s->totals.free++;
+}
+
+static void unmake_free(struct scheduler *s, struct scheduler_item *item)
+{
+    struct scheduler_key *key = item->key;
+
+    if (item->key_prev != NULL)
+        item->key_prev->key_next = item->key_next;
+    else
+        key->first_free = item->key_next;
+    if (item->key_next != NULL)
+        item->key_next->key_prev = item->key_prev;
+    else
+        key->last_free = item->key_prev;
+    key->facts.free--;
+    s->totals.free--;
+}
+
+static void owner_add_item(struct scheduler_owner *owner, struct scheduler_item *item)
+{
+    item->owner = owner;
+    item->owner_prev = owner->last_item;
+    if (item->owner_prev != NULL)
+        item->owner_prev->owner_next = item;
+    else
+        owner->first_item = item;
+    owner->last_item = item;
+    owner->item_count++;
+}
+
+static void owner_remove_item(struct scheduler_item *item)
+{
+    struct scheduler_owner *owner = item->owner;
+
+    if (item->owner_prev != NULL)
+        item->owner_prev->owner_next = item->owner_next;
+    else
+        owner->first_item = item->owner_next;
+    if (item->owner_next != NULL)
+        item->owner_next->owner_prev = item->owner_prev;
+    else
+        owner->last_item = item->owner_prev;
+    owner->item_count--;
+}
+
+static void free_item(struct scheduler *s, struct scheduler_item *item)
+{
+    struct scheduler_key *key = item->key;
+
+    if (item->taken != 0)
+        hash_table_remove(&s->taken, &item->by_taken);
+    else
+        unmake_free(s, item);
+    hash_table_remove(&s->items, &item->by_match_key);
+    owner_remove_item(item);
+    scheduler_release(s, item_bytes(item));
+    key->item_count--;
+    mem_free(item);
+    scheduler_key_touch(s, key);
+}
+
+static struct scheduler_item *new_item(struct scheduler *s, const struct tracker_resource *r)
+{
+    size_t bytes = sizeof(struct scheduler_item) + r->address.len + r->match_key.len;
+
+    if (!scheduler_reserve(s, bytes))
+        return NULL;
+    struct scheduler_item *item = mem_alloc(bytes);
+    if (item == NULL) {
+        scheduler_release(s, bytes);
+        return NULL;
+    }
+    *item = (struct scheduler_item){
+        .port = r->port, .address_len = r->address.len, .match_key_len = r->match_key.len};
+    if (r->address.len > 0)
+        memcpy(item->text, r->address.data, r->address.len);
+    if (r->match_key.len > 0)
+        memcpy(item->text + r->address.len, r->match_key.data, r->match_key.len);
+    return item;
+}
+
+/* ---- requests ---- */
+
+static bool is_served_before(const struct scheduler_waiter *a, const struct scheduler_waiter *b)
+{
+    int order = tracker_priority_compare(a->priority, b->priority);
+
+    return order != 0 ? order > 0 : a->id < b->id;
+}
+
+static void heap_put(struct scheduler_key *key, size_t i, struct scheduler_waiter *w)
+{
+    key->heap[i] = w;
+    w->place = i;
+}
+
+static void sift_up(struct scheduler_key *key, size_t i, struct scheduler_waiter *w)
+{
+    while (i > 0 && is_served_before(w, key->heap[(i - 1) / 2])) {
+        heap_put(key, i, key->heap[(i - 1) / 2]);
+        i = (i - 1) / 2;
+    }
+    heap_put(key, i, w);
+}
+
+static void sift_down(struct scheduler_key *key, size_t i, struct scheduler_waiter *w)
+{
+    size_t count = key->facts.pending;
+
+    for (;;) {
+        size_t child = 2 * i + 1;
+        if (child >= count)
+            break;
+        if (child + 1 < count && is_served_before(key->heap[child + 1], key->heap[child]))
+            child++;
+        if (!is_served_before(key->heap[child], w))
+            break;
+        heap_put(key, i, key->heap[child]);
+        i = child;
+    }
+    heap_put(key, i, w);
+}
+
+static bool heap_reserve(struct scheduler *s, struct scheduler_key *key)
+{
+    size_t cap = key->heap_cap > 0 ? key->heap_cap * 2 : FIRST_HEAP_CAP;
+    size_t more = (cap - key->heap_cap) * sizeof(key->heap[0]);
+
+    if (key->facts.pending < key->heap_cap)
+        return true;
+    if (!scheduler_reserve(s, more))
+        return false;
+    struct scheduler_waiter **heap = mem_realloc(key->heap, cap * sizeof(key->heap[0]));
+    if (heap == NULL) {
+        scheduler_release(s, more);
+        return false;
+    }
+    key->heap = heap;
+    key->heap_cap = cap;
+    return true;
+}
+
+static void heap_add(struct scheduler *s, struct scheduler_key *key, struct scheduler_waiter *w)
+{
+    s->totals.pending++;
+    sift_up(key, key->facts.pending++, w);
+}
+
+static void heap_remove(struct scheduler *s, struct scheduler_waiter *w)
+{
+    struct scheduler_key *key = w->key;
+    struct scheduler_waiter *last = key->heap[--key->facts.pending];
+    size_t i = w->place;
+
+    s->totals.pending--;
+    if (last != w && i > 0 && is_served_before(last, key->heap[(i - 1) / 2]))
+        sift_up(key, i, last);
+    else if (last != w)
+        sift_down(key, i, last);
+    if (key->facts.pending == 0 && key->heap_cap > FIRST_HEAP_CAP) {
+        scheduler_release(s, key->heap_cap * sizeof(key->heap[0]));
+        mem_free(key->heap);
+        key->heap = NULL;
+        key->heap_cap = 0;
+    }
+}
+
+static void owner_add_waiter(struct scheduler_owner *owner, struct scheduler_waiter *w)
+{
+    w->owner = owner;
+    w->owner_prev = owner->last_waiter;
+    if (w->owner_prev != NULL)
+        w->owner_prev->owner_next = w;
+    else
+        owner->first_waiter = w;
+    owner->last_waiter = w;
+    owner->waiter_count++;
+}
+
+static void owner_remove_waiter(struct scheduler_waiter *w)
+{
+    struct scheduler_owner *owner = w->owner;
+
+    if (w->owner_prev != NULL)
+        w->owner_prev->owner_next = w->owner_next;
+    else
+        owner->first_waiter = w->owner_next;
+    if (w->owner_next != NULL)
+        w->owner_next->owner_prev = w->owner_prev;
+    else
+        owner->last_waiter = w->owner_prev;
+    owner->waiter_count--;
+}
+
+static uint64_t id_hash(const struct scheduler *s, uint64_t id)
+{
+    return hash_text(s->secret, &id, sizeof(id));
+}
+
+static struct scheduler_waiter *find_waiter(const struct scheduler *s, uint64_t id)
+{
+    for (struct hash_node *n = hash_table_first(&s->waiters, id_hash(s, id)); n != NULL;
+         n = hash_table_next(n)) {
+        struct scheduler_waiter *w =
+            (struct scheduler_waiter *)((char *)n - offsetof(struct scheduler_waiter, by_id));
+        if (w->id == id)
+            return w;
+    }
+    return NULL;
+}
+
+/* It waits no more, and those who were told of it are told so. */
+static void free_waiter(struct scheduler *s, struct scheduler_waiter *w, enum scheduler_end how)
+{
+    struct scheduler_key *key = w->key;
+    uint64_t id = w->id;
+
+    heap_remove(s, w);
+    hash_table_remove(&s->waiters, &w->by_id);
+    owner_remove_waiter(w);
+    scheduler_release(s, sizeof(*w) + w->user_len);
+    mem_free(w);
+    if (how == SCHEDULER_WITHDRAWN)
+        s->totals.withdrawn++;
+    scheduler_key_touch(s, key);
+    if (s->events.ended != NULL)
+        s->events.ended(s->arg, id, key->facts.key, how);
+}
+
+static struct scheduler_waiter *new_waiter(struct scheduler *s, struct scheduler_key *key,
+                                           struct tracker_text user)
+{
+    size_t bytes = sizeof(struct scheduler_waiter) + user.len;
+
+    if (!heap_reserve(s, key) || !scheduler_reserve(s, bytes))
+        return NULL;
+    struct scheduler_waiter *w = mem_alloc(bytes);
+    if (w == NULL) {
+        scheduler_release(s, bytes);
+        return NULL;
+    }
+    *w = (struct scheduler_waiter){.key = key, .user_len = user.len};
+    if (user.len > 0)
+        memcpy(w->user, user.data, user.len);
+    return w;
+}
+
+/* ---- handing out ---- */
+
+static size_t wait_bucket(uint64_t wait_us)
+{
+    size_t bucket = 0;
+
+    for (uint64_t limit_us = 1000; bucket < SCHEDULER_WAIT_BUCKETS - 1 && wait_us > limit_us;
+         limit_us *= 2)
+        bucket++;
+    return bucket;
+}
+
+static void count_wait(struct scheduler *s, struct scheduler_key *key, uint64_t wait_us)
+{
+    size_t bucket = wait_bucket(wait_us);
+
+    s->totals.waits[bucket]++;
+    s->totals.wait_us_sum += wait_us;
+    if (wait_us > s->totals.wait_us_max)
+        s->totals.wait_us_max = wait_us;
+    key->facts.waits[bucket]++;
+    key->facts.wait_us_sum += wait_us;
+    if (wait_us > key->facts.wait_us_max)
+        key->facts.wait_us_max = wait_us;
+}
+
+static uint64_t elapsed(uint64_t since_us, uint64_t now_us)
+{
+    return now_us > since_us ? now_us - since_us : 0;
+}
+
+/* Tells a waiting request its answer. False: it could not be told, and waits no more. */
+static bool answer(struct scheduler *s, struct scheduler_waiter *w,
+                   const struct tracker_resource *resource, uint64_t now_us, enum scheduler_end how)
+{
+    bool told = s->events.assign(s->arg, w->owner, resource);
+    struct scheduler_key *key = w->key;
+
+    if (told) {
+        count_wait(s, key, elapsed(w->since_us, now_us));
+        *(how == SCHEDULER_SERVED ? &key->facts.served : &key->facts.answered) += 1;
+        *(how == SCHEDULER_SERVED ? &s->totals.served : &s->totals.answered) += 1;
+    }
+    free_waiter(s, w, told ? how : SCHEDULER_WITHDRAWN);
+    return told;
+}
+
+/* What is free goes to those who wait. */
+static void serve(struct scheduler *s, struct scheduler_key *key, uint64_t now_us)
+{
+    while (key->first_free != NULL && key->facts.pending > 0) {
+        struct scheduler_item *item = key->first_free;
+        struct tracker_resource resource = resource_of(item);
+        if (answer(s, key->heap[0], &resource, now_us, SCHEDULER_SERVED))
+            free_item(s, item);
+    }
+}
+
+static bool is_same(const struct scheduler_item *item, const struct scheduler_key *key,
+                    const struct tracker_resource *r)
+{
+    return item->taken == 0 && item->key == key && item->port == r->port &&
+           tracker_text_equal(resource_of(item).address, r->address);
+}
+
+skep_status scheduler_put(struct scheduler *s, struct scheduler_owner *owner,
+                          struct tracker_text key_text, const struct tracker_resource *resource,
+                          uint64_t now_us, struct skep_error *err)
+{
+    uint64_t hash = item_hash(s, owner, resource->match_key);
+    struct scheduler_item *old = find_item(s, owner, resource->match_key, hash);
+    struct scheduler_key *key = scheduler_key_get(s, key_text);
+
+    if (key == NULL)
+        return full(s, err);
+    if (old != NULL && is_same(old, key, resource))
+        return SKEP_OK;
+    scheduler_key_touch(s, key);
+    if (old == NULL && owner->item_count >= s->limits.max_items_per_owner)
+        return too_much(s, "too many resources of one connection", s->limits.max_items_per_owner,
+                        err);
+    struct scheduler_item *item = new_item(s, resource);
+    if (item == NULL)
+        return full(s, err);
+    item->key = key;
+    key->item_count++;
+    if (old != NULL)
+        free_item(s, old);
+    hash_table_add(&s->items, &item->by_match_key, hash);
+    owner_add_item(owner, item);
+    make_free(s, item, false);
+    key->facts.puts++;
+    s->totals.puts++;
+    scheduler_key_touch(s, key);
+    serve(s, key, now_us);
+    return SKEP_OK;
+}
+
+static skep_status wait_for_one(struct scheduler *s, struct scheduler_owner *owner,
+                                struct scheduler_key *key, struct tracker_text user,
+                                struct tracker_priority priority, uint64_t now_us,
+                                struct skep_error *err)
+{
+    if (owner->waiter_count >= s->limits.max_waiters_per_owner)
+        return too_much(s, "too many requests of one connection wait",
+                        s->limits.max_waiters_per_owner, err);
+    struct scheduler_waiter *w = new_waiter(s, key, user);
+    if (w == NULL)
+        return full(s, err);
+    w->id = s->next_id++;
+    w->since_us = now_us;
+    w->priority = priority;
+    hash_table_add(&s->waiters, &w->by_id, id_hash(s, w->id));
+    owner_add_waiter(owner, w);
+    heap_add(s, key, w);
+    scheduler_key_touch(s, key);
+    if (s->events.waiting != NULL) {
+        const struct scheduler_request request = {
+            .id = w->id, .key = key->facts.key, .user = user, .priority = priority};
+        s->events.waiting(s->arg, &request);
+    }
+    return SKEP_OK;
+}
+
+skep_status scheduler_ask(struct scheduler *s, struct scheduler_owner *owner,
+                          struct tracker_text key_text, struct tracker_text user,
+                          struct tracker_priority priority, uint64_t now_us, struct skep_error *err)
+{
+    struct scheduler_key *key = scheduler_key_get(s, key_text);
+
+    if (key == NULL)
+        return full(s, err);
+    scheduler_key_touch(s, key);
+    key->facts.requests++;
+    s->totals.requests++;
+    struct scheduler_item *item = key->first_free;
+    if (item == NULL) /* else nobody waits */
+        return wait_for_one(s, owner, key, user, priority, now_us, err);
+    struct tracker_resource resource = resource_of(item);
+    if (!s->events.assign(s->arg, owner, &resource))
+        return error_set(err, SKEP_RESOURCE_EXHAUSTED, "out of memory for an answer");
+    count_wait(s, key, 0);
+    key->facts.served++;
+    s->totals.served++;
+    free_item(s, item);
+    return SKEP_OK;
+}
+
+static void unregister(struct scheduler *s, struct scheduler_owner *owner)
+{
+    struct scheduler_key *key = owner->registered;
+
+    if (key == NULL)
+        return;
+    owner->registered = NULL;
+    key->facts.servers--;
+    scheduler_key_touch(s, key);
+}
+
+skep_status scheduler_register(struct scheduler *s, struct scheduler_owner *owner,
+                               struct tracker_text key_text, struct skep_error *err)
+{
+    struct scheduler_key *key = key_text.data != NULL ? scheduler_key_get(s, key_text) : NULL;
+
+    if (key_text.data != NULL && key == NULL)
+        return full(s, err);
+    if (key == owner->registered)
+        return SKEP_OK;
+    unregister(s, owner);
+    if (key != NULL) {
+        owner->registered = key;
+        key->facts.servers++;
+        scheduler_key_touch(s, key);
+    }
+    return SKEP_OK;
+}
+
+void scheduler_owner_gone(struct scheduler *s, struct scheduler_owner *owner)
+{
+    while (owner->first_waiter != NULL)
+        free_waiter(s, owner->first_waiter, SCHEDULER_WITHDRAWN);
+    while (owner->first_item != NULL)
+        free_item(s, owner->first_item);
+    unregister(s, owner);
+}
+
+/* ---- other trackers ---- */
+
+bool scheduler_is_waiting(const struct scheduler *s, uint64_t id)
+{
+    return find_waiter(s, id) != NULL;
+}
+
+bool scheduler_answer(struct scheduler *s, uint64_t id, const struct tracker_resource *resource,
+                      uint64_t now_us)
+{
+    struct scheduler_waiter *w = find_waiter(s, id);
+
+    return w != NULL && answer(s, w, resource, now_us, SCHEDULER_ANSWERED);
+}
+
+uint64_t scheduler_take(struct scheduler *s, struct tracker_text key_text,
+                        struct tracker_resource *resource)
+{
+    struct scheduler_key *key = scheduler_key_find(s, key_text);
+
+    if (key == NULL || key->first_free == NULL)
+        return 0;
+    struct scheduler_item *item = key->first_free;
+    unmake_free(s, item);
+    item->taken = s->next_id++;
+    hash_table_add(&s->taken, &item->by_taken, id_hash(s, item->taken));
+    scheduler_key_touch(s, key);
+    *resource = resource_of(item);
+    return item->taken;
+}
+
+static struct scheduler_item *find_taken(const struct scheduler *s, uint64_t id)
+{
+    for (struct hash_node *n = hash_table_first(&s->taken, id_hash(s, id)); n != NULL;
+         n = hash_table_next(n)) {
+        struct scheduler_item *item =
+            (struct scheduler_item *)((char *)n - offsetof(struct scheduler_item, by_taken));
+        if (item->taken == id)
+            return item;
+    }
+    return NULL;
+}
+
+void scheduler_confirm(struct scheduler *s, uint64_t taken)
+{
+    struct scheduler_item *item = find_taken(s, taken);
+
+    if (item == NULL)
+        return;
+    item->key->facts.taken++;
+    s->totals.taken++;
+    free_item(s, item);
+}
+
+bool scheduler_return(struct scheduler *s, uint64_t taken, uint64_t now_us)
+{
+    struct scheduler_item *item = find_taken(s, taken);
+
+    if (item == NULL)
+        return false;
+    struct scheduler_key *key = item->key;
+    hash_table_remove(&s->taken, &item->by_taken);
+    item->taken = 0;
+    make_free(s, item, true);
+    scheduler_key_touch(s, key);
+    serve(s, key, now_us);
+    return true;
+}
+
+/* ---- looking ---- */
+
+void scheduler_totals(const struct scheduler *s, struct scheduler_totals *out)
+{
+    *out = s->totals;
+}
+
+void scheduler_each_free(const struct scheduler *s, struct tracker_text key_text,
+                         bool (*fn)(void *arg, const struct tracker_resource *resource), void *arg)
+{
+    const struct scheduler_key *key = scheduler_key_find(s, key_text);
+
+    for (const struct scheduler_item *item = key != NULL ? key->first_free : NULL; item != NULL;
+         item = item->key_next) {
+        struct tracker_resource resource = resource_of(item);
+        if (!fn(arg, &resource))
+            return;
+    }
+}
+
+void scheduler_each_match_key(const struct scheduler_owner *owner,
+                              bool (*fn)(void *arg, struct tracker_text match_key), void *arg)
+{
+    for (const struct scheduler_item *item = owner->first_item; item != NULL;
+         item = item->owner_next)
+        if (item->taken == 0 && !fn(arg, resource_of(item).match_key))
+            return;
+}

@@ -1,0 +1,79 @@
+/* What scheduler.c (resources and requests) and scheduler_key.c (keys) share. */
+#ifndef SKEP_TRACKER_SCHEDULER_INTERNAL_H
+#define SKEP_TRACKER_SCHEDULER_INTERNAL_H
+
+#include "tracker/hash_table.h"
+#include "tracker/scheduler.h"
+
+/* A resource: free, or taken for another tracker and not confirmed yet. */
+struct scheduler_item {
+    struct hash_node by_match_key; /* of its owner */
+    struct hash_node by_taken;     /* while taken */
+    struct scheduler_key *key;
+    struct scheduler_owner *owner;
+    struct scheduler_item *key_prev, *key_next; /* while free */
+    struct scheduler_item *owner_prev, *owner_next;
+    uint64_t taken; /* 0: free */
+    size_t address_len, match_key_len;
+    uint16_t port;
+    char text[]; /* address, match key */
+};
+
+struct scheduler_waiter {
+    struct hash_node by_id;
+    struct scheduler_key *key;
+    struct scheduler_owner *owner;
+    struct scheduler_waiter *owner_prev, *owner_next;
+    uint64_t id; /* grows: also the order of coming */
+    uint64_t since_us;
+    struct tracker_priority priority;
+    size_t place; /* in the key's heap */
+    size_t user_len;
+    char user[];
+};
+
+struct scheduler_key {
+    struct hash_node by_text;
+    struct scheduler_key *prev, *next;           /* all keys, in order of coming */
+    struct scheduler_key *idle_prev, *idle_next; /* while idle */
+    struct scheduler_key *changed_next;          /* while changed */
+    bool idle, changed;
+    struct scheduler_item *first_free, *last_free;
+    struct scheduler_waiter **heap; /* owned; the next to be served first */
+    size_t heap_cap;
+    size_t item_count; /* free and taken */
+    struct scheduler_key_facts facts;
+    char text[];
+};
+
+struct key_list {
+    struct scheduler_key *first, *last;
+};
+
+struct scheduler {
+    struct scheduler_limits limits;
+    struct scheduler_events events;
+    void *arg;
+    uint8_t secret[HASH_SECRET_BYTES];
+    struct hash_table keys, items, waiters, taken;
+    struct key_list all, idle; /* idle: the longest first */
+    struct scheduler_key *changed;
+    size_t idle_count, idle_bytes;
+    uint64_t next_id;
+    struct scheduler_totals totals;
+};
+
+/* Counts memory against the limit; false, and nothing counted, if that is too much. */
+bool scheduler_reserve(struct scheduler *s, size_t bytes);
+void scheduler_release(struct scheduler *s, size_t bytes);
+
+/* NULL if it is not known. */
+struct scheduler_key *scheduler_key_find(const struct scheduler *s, struct tracker_text text);
+/* Finds it or makes it; it may be idle. NULL if memory is short or the limit is reached. */
+struct scheduler_key *scheduler_key_get(struct scheduler *s, struct tracker_text text);
+/* After any change of its numbers: marks it changed, and idle or not. Idle keys may be forgotten
+ * here: but not the given one. */
+void scheduler_key_touch(struct scheduler *s, struct scheduler_key *key);
+void scheduler_keys_free(struct scheduler *s);
+
+#endif

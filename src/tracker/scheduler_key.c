@@ -1,0 +1,199 @@
+/* The keys of a scheduler: found by text, listed in order, forgotten when idle for long. */
+#include <assert.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "tracker/scheduler_internal.h"
+
+bool scheduler_reserve(struct scheduler *s, size_t bytes)
+{
+    if (bytes > s->limits.max_bytes - s->totals.bytes)
+        return false;
+    s->totals.bytes += bytes;
+    return true;
+}
+
+void scheduler_release(struct scheduler *s, size_t bytes)
+{
+    s->totals.bytes -= bytes;
+}
+
+static size_t key_bytes(const struct scheduler_key *key)
+{
+    return sizeof(*key) + key->facts.key.len + key->heap_cap * sizeof(key->heap[0]);
+}
+
+static struct scheduler_key *key_of(struct hash_node *node)
+{
+    return (struct scheduler_key *)((char *)node - offsetof(struct scheduler_key, by_text));
+}
+
+struct scheduler_key *scheduler_key_find(const struct scheduler *s, struct tracker_text text)
+{
+    uint64_t hash = hash_text(s->secret, text.data, text.len);
+
+    for (struct hash_node *n = hash_table_first(&s->keys, hash); n != NULL; n = hash_table_next(n))
+        if (tracker_text_equal(key_of(n)->facts.key, text))
+            return key_of(n);
+    return NULL;
+}
+
+static void list_add(struct scheduler *s, struct scheduler_key *key)
+{
+    key->prev = s->all.last;
+    if (key->prev != NULL)
+        key->prev->next = key;
+    else
+        s->all.first = key;
+    s->all.last = key;
+}
+
+static void list_remove(struct scheduler *s, struct scheduler_key *key)
+{
+    if (key->prev != NULL)
+        key->prev->next = key->next;
+    else
+        s->all.first = key->next;
+    if (key->next != NULL)
+        key->next->prev = key->prev;
+    else
+        s->all.last = key->prev;
+}
+
+static void idle_add(struct scheduler *s, struct scheduler_key *key)
+{
+    key->idle = true;
+    key->idle_next = NULL;
+    key->idle_prev = s->idle.last;
+    if (key->idle_prev != NULL)
+        key->idle_prev->idle_next = key;
+    else
+        s->idle.first = key;
+    s->idle.last = key;
+    s->idle_count++;
+    s->idle_bytes += sizeof(*key) + key->facts.key.len;
+}
+
+static void idle_remove(struct scheduler *s, struct scheduler_key *key)
+{
+    key->idle = false;
+    if (key->idle_prev != NULL)
+        key->idle_prev->idle_next = key->idle_next;
+    else
+        s->idle.first = key->idle_next;
+    if (key->idle_next != NULL)
+        key->idle_next->idle_prev = key->idle_prev;
+    else
+        s->idle.last = key->idle_prev;
+    s->idle_count--;
+    s->idle_bytes -= sizeof(*key) + key->facts.key.len;
+}
+
+struct scheduler_key *scheduler_key_get(struct scheduler *s, struct tracker_text text)
+{
+    struct scheduler_key *key = scheduler_key_find(s, text);
+    size_t bytes = sizeof(*key) + text.len;
+
+    if (key != NULL)
+        return key;
+    if (!scheduler_reserve(s, bytes))
+        return NULL;
+    key = mem_calloc(1, bytes);
+    if (key == NULL) {
+        scheduler_release(s, bytes);
+        return NULL;
+    }
+    if (text.len > 0)
+        memcpy(key->text, text.data, text.len);
+    key->facts.key = (struct tracker_text){.data = key->text, .len = text.len};
+    hash_table_add(&s->keys, &key->by_text, hash_text(s->secret, text.data, text.len));
+    list_add(s, key);
+    s->totals.keys++;
+    return key;
+}
+
+static void forget(struct scheduler *s, struct scheduler_key *key)
+{
+    if (key->idle)
+        idle_remove(s, key);
+    hash_table_remove(&s->keys, &key->by_text);
+    list_remove(s, key);
+    scheduler_release(s, key_bytes(key));
+    s->totals.keys--;
+    mem_free(key->heap);
+    mem_free(key);
+}
+
+/* A change must be told of before its key may go; that is soon. */
+static void forget_longest_idle(struct scheduler *s)
+{
+    struct scheduler_key *key = s->idle.first;
+
+    while (key != NULL &&
+           (s->idle_count > SCHEDULER_MAX_IDLE_KEYS || s->idle_bytes > SCHEDULER_MAX_IDLE_BYTES)) {
+        struct scheduler_key *next = key->idle_next;
+        if (!key->changed)
+            forget(s, key);
+        key = next;
+    }
+}
+
+static bool is_in_use(const struct scheduler_key *key)
+{
+    return key->item_count > 0 || key->facts.pending > 0 || key->facts.servers > 0;
+}
+
+void scheduler_key_touch(struct scheduler *s, struct scheduler_key *key)
+{
+    if (!key->changed) {
+        key->changed = true;
+        key->changed_next = s->changed;
+        s->changed = key;
+    }
+    if (is_in_use(key) && key->idle)
+        idle_remove(s, key);
+    else if (!is_in_use(key) && !key->idle)
+        idle_add(s, key);
+}
+
+void scheduler_changes(struct scheduler *s,
+                       void (*fn)(void *arg, const struct scheduler_key_facts *facts), void *arg)
+{
+    if (s->changed == NULL)
+        return;
+    while (s->changed != NULL) {
+        struct scheduler_key *key = s->changed;
+        s->changed = key->changed_next;
+        key->changed = false;
+        if (fn != NULL)
+            fn(arg, &key->facts);
+    }
+    forget_longest_idle(s);
+}
+
+void scheduler_keys_free(struct scheduler *s)
+{
+    while (s->all.first != NULL) {
+        assert(!is_in_use(s->all.first)); /* an owner is still there */
+        forget(s, s->all.first);
+    }
+}
+
+bool scheduler_facts(const struct scheduler *s, struct tracker_text key,
+                     struct scheduler_key_facts *out)
+{
+    const struct scheduler_key *found = scheduler_key_find(s, key);
+
+    if (found == NULL)
+        return false;
+    *out = found->facts;
+    return true;
+}
+
+void scheduler_each_key(const struct scheduler *s,
+                        bool (*fn)(void *arg, const struct scheduler_key_facts *facts), void *arg)
+{
+    for (const struct scheduler_key *key = s->all.first; key != NULL; key = key->next)
+        if (key->facts.puts + key->facts.requests > 0 && !fn(arg, &key->facts))
+            return;
+}

@@ -1,0 +1,489 @@
+/* Connections of the tracker: accepting, reading, sending, time limits. */
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/fd.h"
+#include "base/text.h"
+#include "tracker/server_internal.h"
+
+enum {
+    ACCEPTS_PER_TURN = 64,
+    READS_PER_TURN = 4, /* one connection's share, so that a flood does not hold up others */
+    ACCEPT_PAUSE_MS = 100,
+    LOG_PERIOD_MS = 10000, /* of messages that strangers can provoke */
+    KEEP_OUT_BYTES = 512,  /* larger send buffers are given back when they are empty */
+    /* A peer whose machine died says nothing; its resources must not stay for ever. */
+    KEEPALIVE_IDLE_S = 60,
+    KEEPALIVE_INTERVAL_S = 15,
+    KEEPALIVE_COUNT = 4,
+};
+
+static void on_poll(uv_poll_t *handle, int status, int events);
+
+/* ---- lists ---- */
+
+void tracker_conn_touch(struct tracker_conn *conn)
+{
+    if (conn->dirty || conn->closed)
+        return;
+    conn->dirty = true;
+    conn->dirty_prev = NULL;
+    conn->dirty_next = conn->server->dirty;
+    if (conn->dirty_next != NULL)
+        conn->dirty_next->dirty_prev = conn;
+    conn->server->dirty = conn;
+}
+
+static void untouch(struct tracker_conn *conn)
+{
+    if (!conn->dirty)
+        return;
+    conn->dirty = false;
+    if (conn->dirty_prev != NULL)
+        conn->dirty_prev->dirty_next = conn->dirty_next;
+    else
+        conn->server->dirty = conn->dirty_next;
+    if (conn->dirty_next != NULL)
+        conn->dirty_next->dirty_prev = conn->dirty_prev;
+}
+
+static void list_add(struct tracker_server *server, struct tracker_conn *conn)
+{
+    conn->prev = server->last;
+    if (conn->prev != NULL)
+        conn->prev->next = conn;
+    else
+        server->first = conn;
+    server->last = conn;
+    server->counters.connections_open++;
+}
+
+static void list_remove(struct tracker_server *server, struct tracker_conn *conn)
+{
+    if (conn->prev != NULL)
+        conn->prev->next = conn->next;
+    else
+        server->first = conn->next;
+    if (conn->next != NULL)
+        conn->next->prev = conn->prev;
+    else
+        server->last = conn->prev;
+    server->counters.connections_open--;
+}
+
+/* ---- deadlines ---- */
+
+static void on_timer(uv_timer_t *timer)
+{
+    struct tracker_server *server = timer->data;
+
+    server->armed_us = CLOCK_NEVER;
+    tracker_run_deadlines(server, clock_mono_us());
+    tracker_arm_timer(server);
+}
+
+/* A deadline that has moved away leaves the timer alone: it fires early then, and is armed anew. */
+void tracker_arm_timer(struct tracker_server *server)
+{
+    const struct deadline_entry *first = deadline_heap_first(&server->deadlines);
+
+    if (first == NULL || first->deadline_us >= server->armed_us)
+        return;
+    server->armed_us = first->deadline_us;
+    uv_timer_start(&server->timer, on_timer, clock_left_ms(first->deadline_us), 0);
+}
+
+static void update_due(struct tracker_conn *conn)
+{
+    struct deadline_heap *heap = &conn->server->deadlines;
+    uint64_t due =
+        conn->message_due_us < conn->unsent_due_us ? conn->message_due_us : conn->unsent_due_us;
+
+    if (conn->due.place != 0 && conn->due.deadline_us == due)
+        return;
+    deadline_heap_remove(heap, &conn->due);
+    conn->due.deadline_us = due;
+    if (due == CLOCK_NEVER)
+        return;
+    if (!deadline_heap_add(heap, &conn->due))
+        tracker_conn_fail(conn, "out of memory");
+    else
+        tracker_arm_timer(conn->server);
+}
+
+static uint64_t from_now(const struct tracker_conn *conn)
+{
+    return conn->server->timeout_ms > 0 ? clock_deadline_us(conn->server->timeout_ms) : CLOCK_NEVER;
+}
+
+static struct tracker_conn *conn_of_due(struct deadline_entry *entry)
+{
+    return (struct tracker_conn *)((char *)entry - offsetof(struct tracker_conn, due));
+}
+
+void tracker_run_deadlines(struct tracker_server *server, uint64_t now_us)
+{
+    struct deadline_entry *first = deadline_heap_first(&server->deadlines);
+
+    for (; first != NULL && first->deadline_us <= now_us;
+         first = deadline_heap_first(&server->deadlines)) {
+        struct tracker_conn *conn = conn_of_due(first);
+        bool unsent = conn->unsent_due_us <= now_us;
+        server->counters.timeouts++;
+        if (unsent)
+            log_debug("tracker: %s: reads no answers, closed", conn->host);
+        else
+            log_debug("tracker: %s: sent no whole message in time, closed", conn->host);
+        tracker_conn_close(conn);
+    }
+}
+
+/* ---- closing ---- */
+
+static void log_seldom(struct log_gate *gate, const struct tracker_conn *conn, const char *what)
+{
+    unsigned long left_out;
+
+    if (!log_gate_open(gate, LOG_PERIOD_MS, &left_out))
+        return;
+    if (left_out > 0)
+        log_warn("tracker: %s port %u: %s (and %lu like it since the last such line)", conn->host,
+                 (unsigned)conn->port, what, left_out);
+    else
+        log_warn("tracker: %s port %u: %s", conn->host, (unsigned)conn->port, what);
+}
+
+void tracker_conn_fail(struct tracker_conn *conn, const char *why)
+{
+    if (conn->failed || conn->closed)
+        return;
+    conn->failed = true;
+    if (why != NULL) {
+        conn->server->counters.protocol_errors++;
+        log_seldom(&conn->server->protocol_gate, conn, why);
+    }
+    tracker_conn_touch(conn);
+}
+
+static void on_closed(uv_handle_t *handle)
+{
+    mem_free(handle->data);
+}
+
+void tracker_conn_close(struct tracker_conn *conn)
+{
+    struct tracker_server *server = conn->server;
+
+    if (conn->closed)
+        return;
+    conn->closed = true;
+    scheduler_owner_gone(server->scheduler, &conn->owner);
+    deadline_heap_remove(&server->deadlines, &conn->due);
+    list_remove(server, conn);
+    if (conn->is_server)
+        server->counters.servers--;
+    server->info_bytes -= conn->info_len;
+    mem_free(conn->info);
+    conn->info = NULL;
+    bytes_free(&conn->out);
+    tracker_input_free(&conn->input);
+    untouch(conn);
+    uv_close((uv_handle_t *)&conn->poll, on_closed);
+    close(conn->fd);
+    conn->fd = -1;
+}
+
+/* ---- reading ---- */
+
+static size_t unsent(const struct tracker_conn *conn)
+{
+    return conn->out.len - conn->out_at;
+}
+
+static void handle_input(struct tracker_conn *conn)
+{
+    struct skep_error err;
+    struct tracker_text message;
+
+    while (!conn->failed) {
+        conn->paused = unsent(conn) > conn->server->max_unsent_bytes;
+        if (conn->paused)
+            break;
+        switch (tracker_input_next(&conn->input, TRACKER_MAX_MESSAGE_BYTES, &message, &err)) {
+        case TRACKER_INPUT_MORE:
+            return;
+        case TRACKER_INPUT_GREETING:
+            conn->message_due_us = CLOCK_NEVER; /* what follows has a time of its own */
+            if (!tracker_write_magic(&conn->out))
+                tracker_conn_fail(conn, "out of memory");
+            break;
+        case TRACKER_INPUT_MESSAGE:
+            conn->message_due_us = CLOCK_NEVER;
+            tracker_handle_message(conn, message);
+            break;
+        case TRACKER_INPUT_BAD:
+            tracker_conn_fail(conn, err.message);
+            break;
+        }
+    }
+}
+
+/* After input was handled: what is left is kept, and its end is waited for only so long. */
+static void settle_input(struct tracker_conn *conn)
+{
+    if (!tracker_input_settle(&conn->input)) {
+        tracker_conn_fail(conn, "out of memory");
+        return;
+    }
+    if (conn->paused || !tracker_input_is_partial(&conn->input))
+        conn->message_due_us = CLOCK_NEVER;
+    else if (conn->message_due_us == CLOCK_NEVER)
+        conn->message_due_us = from_now(conn);
+    update_due(conn);
+}
+
+/* Returns whether more may be there. */
+static bool read_once(struct tracker_conn *conn)
+{
+    uint8_t *buffer = conn->server->receive_buffer;
+    ssize_t n = recv(conn->fd, buffer, TRACKER_RECEIVE_BYTES, 0);
+
+    if (n < 0 && errno == EINTR)
+        return true;
+    if (n <= 0) {
+        if (n == 0 || errno != EAGAIN)
+            tracker_conn_fail(conn, NULL);
+        return false;
+    }
+    conn->server->counters.bytes_in += (uint64_t)n;
+    if (!tracker_input_push(&conn->input, buffer, (size_t)n)) {
+        tracker_conn_fail(conn, "out of memory");
+        return false;
+    }
+    handle_input(conn);
+    settle_input(conn);
+    return n == TRACKER_RECEIVE_BYTES;
+}
+
+static void read_some(struct tracker_conn *conn)
+{
+    for (int i = 0; i < READS_PER_TURN && !conn->failed && !conn->paused; i++)
+        if (!read_once(conn))
+            return;
+}
+
+bool tracker_conn_is_there(const struct tracker_conn *conn)
+{
+    char byte;
+
+    if (conn->failed || conn->closed)
+        return false;
+    ssize_t n = recv(conn->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR));
+}
+
+/* ---- sending ---- */
+
+static void send_out(struct tracker_conn *conn)
+{
+    size_t before = conn->out_at;
+
+    while (unsent(conn) > 0) {
+        ssize_t n = send(conn->fd, conn->out.data + conn->out_at, unsent(conn), MSG_NOSIGNAL);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && errno != EAGAIN)
+            conn->failed = true;
+        if (n <= 0)
+            break;
+        conn->out_at += (size_t)n;
+        conn->server->counters.bytes_out += (uint64_t)n;
+    }
+    if (unsent(conn) == 0) {
+        conn->out.len = 0;
+        conn->out_at = 0;
+        if (conn->out.cap > KEEP_OUT_BYTES)
+            bytes_free(&conn->out);
+        conn->unsent_due_us = CLOCK_NEVER;
+    } else if (conn->out_at > before || conn->unsent_due_us == CLOCK_NEVER) {
+        conn->unsent_due_us = from_now(conn);
+    }
+}
+
+static void watch(struct tracker_conn *conn)
+{
+    int events = (conn->paused ? 0 : UV_READABLE) | (unsent(conn) > 0 ? UV_WRITABLE : 0);
+
+    if (events == conn->watching)
+        return;
+    conn->watching = events;
+    if (uv_poll_start(&conn->poll, events, on_poll) != 0)
+        conn->failed = true;
+}
+
+/* What is sent may make room to handle what has been kept. */
+static void finish_turn(struct tracker_conn *conn)
+{
+    do {
+        send_out(conn);
+        if (!conn->paused || conn->failed || unsent(conn) > conn->server->max_unsent_bytes / 2)
+            break;
+        handle_input(conn);
+        settle_input(conn);
+    } while (unsent(conn) > 0);
+    if (!conn->failed)
+        watch(conn);
+    if (!conn->failed && conn->server->state == SERVER_DRAINING && unsent(conn) == 0)
+        conn->failed = true;
+    if (conn->failed)
+        tracker_conn_close(conn);
+    else
+        update_due(conn);
+}
+
+void tracker_flush(struct tracker_server *server)
+{
+    while (server->dirty != NULL) {
+        struct tracker_conn *conn = server->dirty;
+        untouch(conn);
+        finish_turn(conn);
+    }
+}
+
+static void on_poll(uv_poll_t *handle, int status, int events)
+{
+    struct tracker_conn *conn = handle->data;
+
+    loop_enter(conn->server->loop);
+    if (conn->closed)
+        return;
+    if (status < 0)
+        tracker_conn_fail(conn, NULL);
+    else if ((events & UV_READABLE) != 0)
+        read_some(conn);
+    tracker_conn_touch(conn);
+}
+
+/* ---- accepting ---- */
+
+static void tune(int fd)
+{
+    static const int on = 1, idle = KEEPALIVE_IDLE_S, interval = KEEPALIVE_INTERVAL_S,
+                     count = KEEPALIVE_COUNT;
+
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof(interval));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof(count));
+}
+
+static struct tracker_conn *new_conn(struct tracker_server *server, int fd,
+                                     const struct endpoint *remote)
+{
+    struct tracker_conn *conn = mem_calloc(1, sizeof(*conn));
+
+    if (conn == NULL)
+        return NULL;
+    conn->server = server;
+    conn->fd = fd;
+    conn->message_due_us = CLOCK_NEVER;
+    conn->unsent_due_us = CLOCK_NEVER;
+    conn->port = remote->port;
+    snprintf(conn->host, sizeof(conn->host), "%s", remote->host);
+    if (uv_poll_init(loop_uv(server->loop), &conn->poll, fd) != 0) {
+        mem_free(conn);
+        return NULL;
+    }
+    conn->poll.data = conn;
+    return conn;
+}
+
+static void refuse(struct tracker_server *server, const struct endpoint *remote, const char *why)
+{
+    struct tracker_conn shown = {.port = remote->port};
+
+    snprintf(shown.host, sizeof(shown.host), "%s", remote->host);
+    server->counters.connections_refused++;
+    log_seldom(&server->refused_gate, &shown, why);
+}
+
+static void take_connection(struct tracker_server *server, int fd, const struct sockaddr *sa)
+{
+    struct endpoint remote;
+    char why[96];
+
+    endpoint_from_address(&remote, sa);
+    if (server->counters.connections_open >= server->max_connections) {
+        snprintf(why, sizeof(why), "refused: all %u connections are taken",
+                 server->max_connections);
+        refuse(server, &remote, why);
+        close(fd);
+        return;
+    }
+    fd = fd_move_high(fd);
+    tune(fd);
+    struct tracker_conn *conn = new_conn(server, fd, &remote);
+    if (conn == NULL) {
+        refuse(server, &remote, "refused: out of memory");
+        close(fd);
+        return;
+    }
+    list_add(server, conn);
+    server->counters.connections_accepted++;
+    settle_input(conn); /* the magic has to come in time */
+    watch(conn);
+}
+
+static void accept_again(uv_timer_t *timer)
+{
+    struct tracker_server *server = timer->data;
+
+    for (size_t i = 0; i < server->listening_count; i++)
+        uv_poll_start(&server->listening[i], UV_READABLE, tracker_accept);
+}
+
+/* Out of descriptors: trying at once again would only spin. */
+static void pause_accepting(struct tracker_server *server, int error_number)
+{
+    struct endpoint nobody = {.host = "(next)"};
+    char why[128];
+
+    snprintf(why, sizeof(why), "cannot accept: %s", strerror(error_number));
+    refuse(server, &nobody, why);
+    for (size_t i = 0; i < server->listening_count; i++)
+        uv_poll_stop(&server->listening[i]);
+    uv_timer_start(&server->accept_pause, accept_again, ACCEPT_PAUSE_MS, 0);
+}
+
+void tracker_accept(uv_poll_t *handle, int status, int events)
+{
+    struct tracker_server *server = handle->data;
+    uv_os_fd_t listener;
+
+    (void)events;
+    loop_enter(server->loop);
+    if (status < 0 || uv_fileno((uv_handle_t *)handle, &listener) != 0)
+        return;
+    for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
+        struct sockaddr_storage sa;
+        socklen_t len = sizeof(sa);
+        int fd = accept4(listener, (struct sockaddr *)&sa, &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd >= 0) {
+            take_connection(server, fd, (const struct sockaddr *)&sa);
+        } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+            pause_accepting(server, errno);
+            return;
+        } else if (errno != EINTR && errno != ECONNABORTED) {
+            return;
+        }
+    }
+}

@@ -1,0 +1,115 @@
+/*
+ * What the server's files share: server.c (life, and what other modules call), server_listen.c
+ * (ports), server_conn.c (sockets), server_request.c (what requests do).
+ */
+#ifndef SKEP_TRACKER_SERVER_INTERNAL_H
+#define SKEP_TRACKER_SERVER_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/bytes.h"
+#include "base/log.h"
+#include "net/deadline_heap.h"
+#include "net/listener.h"
+#include "tracker/server.h"
+
+enum {
+    TRACKER_HOST_TEXT_BYTES = 72, /* an IPv6 address with its zone */
+    TRACKER_RECEIVE_BYTES = 64 * 1024,
+    TRACKER_MAX_ALL_INFO_BYTES = 128 << 20, /* of all servers' info */
+};
+
+struct tracker_conn {
+    struct tracker_server *server;
+    uv_poll_t poll;
+    int fd;
+    int watching;                     /* events of the poll handle */
+    struct tracker_conn *prev, *next; /* of the server, in order of coming */
+    struct tracker_conn *dirty_prev, *dirty_next;
+    bool dirty;  /* to be looked at before the loop sleeps */
+    bool failed; /* to be closed then */
+    bool closed;
+    bool paused;    /* too much is unsent: what it asks has to wait */
+    bool is_server; /* its info begins with "server" */
+    struct scheduler_owner owner;
+    struct tracker_input input;
+    struct bytes out;
+    size_t out_at; /* sent already */
+    /* The nearer of two: the end of a message, CLOCK_NEVER if none is under way; the next byte that
+     * is read of what is unsent. */
+    struct deadline_entry due;
+    uint64_t message_due_us, unsent_due_us;
+    char *info; /* owned: JSON, not terminated; NULL: none */
+    size_t info_len;
+    char host[TRACKER_HOST_TEXT_BYTES];
+    uint16_t port;
+};
+
+enum server_state {
+    SERVER_RUNNING,
+    SERVER_DRAINING, /* only what is answered already is sent */
+    SERVER_STOPPED,
+};
+
+struct tracker_server {
+    struct loop *loop;
+    struct loop_hook hook;
+    struct scheduler *scheduler;
+    struct tracker_server_events events;
+    void *arg;
+    bool silent;
+    uint32_t timeout_ms;
+    unsigned max_connections;
+    size_t max_unsent_bytes;
+    char *stop_key; /* owned */
+    struct endpoint bound;
+
+    /* The loop's thread only. */
+    struct listeners listeners;
+    uv_poll_t listening[LISTENER_MAX_ADDRESSES];
+    size_t listening_count;
+    uv_async_t stop;         /* a stop was asked for */
+    uv_timer_t timer;        /* the nearest deadline of a connection, or the drain's end */
+    uv_timer_t accept_pause; /* out of descriptors */
+    uv_timer_t minute;
+    uint64_t armed_us;
+    struct deadline_heap deadlines;
+    struct tracker_conn *first, *last, *dirty;
+    uint8_t *receive_buffer; /* owned */
+    size_t info_bytes;
+    bool handles_open;
+    struct tracker_server_counters counters;
+    struct tracker_server_counters at_minute; /* as they were when last logged */
+    struct log_gate refused_gate, protocol_gate;
+
+    pthread_mutex_t lock; /* guards state */
+    pthread_cond_t changed;
+    enum server_state state; /* written by the loop's thread */
+};
+
+/* server_listen.c. Binds the first free port of the range. */
+SKEP_MUST_CHECK skep_status tracker_listen(struct listeners *out, const char *host, uint16_t port,
+                                           uint16_t port_end, bool reuse_addr,
+                                           struct skep_error *err);
+
+/* server_conn.c */
+void tracker_accept(uv_poll_t *handle, int status, int events);
+void tracker_conn_touch(struct tracker_conn *conn);
+/* Logs why, unless it is NULL, and has it closed before the loop sleeps. */
+void tracker_conn_fail(struct tracker_conn *conn, const char *why);
+void tracker_conn_close(struct tracker_conn *conn);
+/* Sends, closes and watches what has been touched. */
+void tracker_flush(struct tracker_server *server);
+void tracker_arm_timer(struct tracker_server *server);
+/* Closes connections whose time is up. */
+void tracker_run_deadlines(struct tracker_server *server, uint64_t now_us);
+/* Whether its other end is there, as far as this machine knows. */
+bool tracker_conn_is_there(const struct tracker_conn *conn);
+
+/* server_request.c */
+void tracker_handle_message(struct tracker_conn *conn, struct tracker_text message);
+bool tracker_assign(void *arg, struct scheduler_owner *to, const struct tracker_resource *resource);
+bool tracker_append_summary(struct tracker_server *server, struct bytes *out);
+
+#endif
