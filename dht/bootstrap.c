@@ -239,7 +239,7 @@ static void look_at(struct bootstrap *b, struct peer *p)
         p->tried_us = 0;
         p->tries = 0;
     } else if (p->tried_us != 0 && !p->self && !p->saved &&
-               p->tried_us + ANSWER_MS * 1000u <= clock_mono_us() &&
+               p->tried_us + ANSWER_MS * UINT64_C(1000) <= clock_mono_us() &&
                log_gate_open(&p->gate, COMPLAIN_MS, &suppressed)) {
         p->complained = true;
         log_warn("bootstrap peer %s: %s on UDP (no such peer, a firewall, or another swarm); "
@@ -263,11 +263,11 @@ static void contact_missing(struct bootstrap *b, bool lonely)
             continue;
         }
         uint32_t pause = jittered(lonely ? backoff_ms(p->tries + 1) : b->minute_ms);
-        if (p->contact_us > now && p->contact_us - now > pause * 1000u)
-            p->contact_us = now + pause * 1000u; /* we have become lonely meanwhile */
+        if (p->contact_us > now && p->contact_us - now > pause * UINT64_C(1000))
+            p->contact_us = now + pause * UINT64_C(1000); /* we have become lonely meanwhile */
         if (p->contact_us > now)
             continue;
-        p->contact_us = now + pause * 1000u;
+        p->contact_us = now + pause * UINT64_C(1000);
         contact(b, p);
     }
 }

@@ -1,6 +1,7 @@
 /* The verified nodes behind one UID, as a short list sorted by seq. */
 #include "dht/provider_set.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -75,6 +76,7 @@ static void take_out(struct provider_set *set, struct held **link)
 {
     struct held *h = *link;
 
+    assert(h != NULL);
     *link = h->next;
     if (h->offline)
         set->withdrawn--;

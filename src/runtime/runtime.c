@@ -401,8 +401,8 @@ skep_status runtime_new(struct runtime **out, struct skep_error *err)
     return SKEP_OK;
 }
 
-/* Takes back a watchdog that has nobody to watch. The lock is held, and released for waiting: for so
- * long tasks are refused, as if the runtime were stopping. */
+/* Takes back a watchdog that has nobody to watch. The lock is held, and released for waiting: for
+ * so long tasks are refused, as if the runtime were stopping. */
 static void end_watchdog(struct runtime *runtime)
 {
     runtime->stopping = true;
