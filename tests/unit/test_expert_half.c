@@ -2,6 +2,7 @@
 #include "expert_fixture.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <stdlib.h>
 
 #include "base/alloc.h"
@@ -243,6 +244,43 @@ static void primitives_of_many_sizes_stay_bounded(void **state)
     expert_free(e);
 }
 
+/* Passes of many sizes, whose primitives come and go in the cache that both threads share. */
+struct passes {
+    bool ok; /* cmocka may only be asked by the main thread */
+};
+
+static void *run_passes(void *arg)
+{
+    struct passes *p = arg;
+    struct expert *e = half_expert("swiglu");
+
+    p->ok = true;
+    for (int64_t rows = 1; rows <= 2 * PRODUCT_CACHE_MAX / 3; rows++) {
+        DLManagedTensor *x = tensor_of(rows, HIDDEN, 1);
+        DLManagedTensor *y = tensor_of(rows, HIDDEN, 2);
+        p->ok = expert_forward(e, &x->dl_tensor, &y->dl_tensor, NULL) == SKEP_OK &&
+                isfinite(data_of(y)[rows * HIDDEN - 1]) && p->ok;
+        skep_tensor_free(x);
+        skep_tensor_free(y);
+    }
+    expert_free(e);
+    return NULL;
+}
+
+static void experts_in_two_threads_share_the_primitives(void **state)
+{
+    struct passes passes[2];
+    pthread_t threads[2];
+
+    (void)state;
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, run_passes, &passes[i]), 0);
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+    assert_true(passes[0].ok && passes[1].ok);
+    assert_true(product_cached() <= PRODUCT_CACHE_MAX);
+}
+
 static void every_failed_allocation_is_reported(void **state)
 {
     struct skep_expert_options o = default_options("ffn");
@@ -276,6 +314,7 @@ int main(void)
         cmocka_unit_test(packed_weights_follow_a_step),
         cmocka_unit_test(a_set_parameter_is_computed_with),
         cmocka_unit_test(primitives_of_many_sizes_stay_bounded),
+        cmocka_unit_test(experts_in_two_threads_share_the_primitives),
         cmocka_unit_test(every_failed_allocation_is_reported),
     };
 
