@@ -393,7 +393,7 @@ static skep_status start_call_to(struct pool *pool, const struct pool_target *ta
                                  uint64_t deadline_us, struct waiter *w, struct pool_call **out)
 {
     struct call_headers headers = {.tensor_count = count};
-    const DLTensor *views[MESSAGE_MAX_TENSORS];
+    const DLTensor *views[MESSAGE_MAX_TENSORS] = {NULL};
     uint8_t params[] = {0x92, 0x07, 0x08}; /* msgpack: [7, 8] */
 
     snprintf(headers.method, sizeof(headers.method), "%s", method);
