@@ -251,7 +251,7 @@ struct skep_node_stats {
     struct skep_pool_stats forward, backward; /**< over all experts */
     uint64_t inline_batches; /**< of all batches: worked on by the thread that received them */
     uint64_t stalls;
-    uint64_t anomalies;     /**< requests that held NaN or infinity */
+    uint64_t anomalies;     /**< requests to experts with parameters that held NaN or infinity */
     uint64_t skipped_steps; /**< over all experts */
     uint64_t connections_open, connections_accepted, connections_refused;
     uint64_t handshakes_failed, protocol_errors;
