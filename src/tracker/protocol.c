@@ -352,6 +352,7 @@ static skep_status read_fields(struct tracker_request *r, struct skep_error *err
     case TRACKER_PING:
     case TRACKER_SUMMARY:
     case TRACKER_GET_PENDING_MATCHKEYS:
+    case TRACKER_DHT_PEERS:
         return SKEP_OK;
     case TRACKER_STOP:
         return read_stop(r, err);
@@ -365,8 +366,8 @@ static skep_status read_fields(struct tracker_request *r, struct skep_error *err
     case TRACKER_SUCCESS:
         break;
     }
-    return error_set(err, SKEP_UNIMPLEMENTED, "code %d, expected %d to %d", (int)r->code,
-                     TRACKER_PING, TRACKER_GET_PENDING_MATCHKEYS);
+    return error_set(err, SKEP_UNIMPLEMENTED, "code %d, expected %d to %d or %d", (int)r->code,
+                     TRACKER_PING, TRACKER_GET_PENDING_MATCHKEYS, TRACKER_DHT_PEERS);
 }
 
 /* @param as_reals  set if a whole number did not fit 64 bits. */
@@ -395,8 +396,9 @@ static bool read_code(const json_t *root, bool as_reals, enum tracker_code *out)
     else
         return false;
     /* Whatever cannot be a code becomes one that there is not. */
-    *out = code >= TRACKER_PING && code <= TRACKER_GET_PENDING_MATCHKEYS ? (enum tracker_code)code
-                                                                         : TRACKER_SUCCESS;
+    bool is_code = (code >= TRACKER_PING && code <= TRACKER_GET_PENDING_MATCHKEYS) ||
+                   (code >= TRACKER_DHT_PEERS && code < TRACKER_DHT_PEERS + 1);
+    *out = is_code ? (enum tracker_code)code : TRACKER_SUCCESS;
     return true;
 }
 

@@ -42,6 +42,7 @@ enum tracker_code {
     TRACKER_UPDATE_INFO = 5,
     TRACKER_SUMMARY = 6,
     TRACKER_GET_PENDING_MATCHKEYS = 7,
+    TRACKER_DHT_PEERS = 100, /* ours: whom to join the swarm by */
 };
 
 /* Text with a length: keys hold any characters, NUL included. Not terminated. */

@@ -26,6 +26,9 @@ struct tracker_server_events { /* each may be NULL */
     /* As scheduler_events. */
     void (*waiting)(void *arg, const struct scheduler_request *request);
     void (*ended)(void *arg, uint64_t id, struct tracker_text key, enum scheduler_end how);
+    /* Somebody asks for DHT peers (TRACKER_DHT_PEERS): appends the JSON of the answer, `[0, {...}]`;
+     * false if there is none to give. NULL: the code is unknown here. */
+    bool (*dht_peers)(void *arg, struct bytes *json);
     /* It has stopped: by STOP, tracker_server_request_stop() or tracker_server_free(). The last
      * event. */
     void (*stopped)(void *arg);

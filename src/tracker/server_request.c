@@ -250,6 +250,22 @@ static void summary(struct tracker_conn *conn)
                     tracker_message_end(out, start));
 }
 
+/* ---- DHT peers ---- */
+
+static void dht_peers(struct tracker_conn *conn)
+{
+    struct tracker_server *server = conn->server;
+    struct bytes json = {0};
+
+    if (server->events.dht_peers == NULL)
+        tracker_conn_fail(conn, "asked for DHT peers, but takes no part in a DHT");
+    else if (server->events.dht_peers(server->arg, &json))
+        reply(conn, tracker_write_message(&conn->out, (const char *)json.data, json.len));
+    else
+        reply(conn, tracker_write_refusal(&conn->out, "no DHT peer is known"));
+    bytes_free(&json);
+}
+
 /* ---- all ---- */
 
 /* In a time that does not tell how much of it was right. */
@@ -305,6 +321,9 @@ static void carry_out(struct tracker_conn *conn, const struct tracker_request *r
         break;
     case TRACKER_GET_PENDING_MATCHKEYS:
         match_keys(conn);
+        break;
+    case TRACKER_DHT_PEERS:
+        dht_peers(conn);
         break;
     case TRACKER_FAIL:
     case TRACKER_SUCCESS:
