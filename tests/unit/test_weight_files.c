@@ -38,7 +38,7 @@ static void every_half_is_read_exactly(void **state)
         double want = half_value((uint16_t)i);
 
         if (isnan(want) ? !isnan(floats[i])
-                        : (double)floats[i] != want || signbit(floats[i]) != signbit(want))
+                        : (double)floats[i] != want || !signbit(floats[i]) != !signbit(want))
             fail_msg("half %04x became %g, expected %g", i, (double)floats[i], want);
     }
     free(halves);
