@@ -4,6 +4,8 @@
 
 #include <arpa/inet.h>
 #include <ctype.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <stdio.h>
 #include <string.h>
@@ -333,4 +335,33 @@ void endpoint_from_address(struct endpoint *out, const struct sockaddr *sa)
         out->host[0] = '\0';
     out->port = ntohs(sa->sa_family == AF_INET6 ? ((const struct sockaddr_in6 *)sa)->sin6_port
                                                 : ((const struct sockaddr_in *)sa)->sin_port);
+}
+
+/* Writes the address of an interface that is up, of this family, and more than loopback. */
+static bool local_address(const struct ifaddrs *i, bool v6, char *out, size_t cap)
+{
+    const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)(const void *)i->ifa_addr;
+    const struct sockaddr_in *four = (const struct sockaddr_in *)(const void *)i->ifa_addr;
+
+    if (i->ifa_addr == NULL || (i->ifa_flags & (IFF_UP | IFF_LOOPBACK)) != IFF_UP)
+        return false;
+    if (v6 && i->ifa_addr->sa_family == AF_INET6 && !IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr))
+        return inet_ntop(AF_INET6, &six->sin6_addr, out, (socklen_t)cap) != NULL;
+    if (!v6 && i->ifa_addr->sa_family == AF_INET)
+        return inet_ntop(AF_INET, &four->sin_addr, out, (socklen_t)cap) != NULL;
+    return false;
+}
+
+void endpoint_local_host(struct endpoint *e, bool v6)
+{
+    struct ifaddrs *list = NULL;
+    bool found = false;
+
+    if (getifaddrs(&list) == 0)
+        for (const struct ifaddrs *i = list; i != NULL && !found; i = i->ifa_next)
+            found = local_address(i, v6, e->host, sizeof(e->host));
+    if (list != NULL)
+        freeifaddrs(list);
+    if (!found)
+        snprintf(e->host, sizeof(e->host), "%s", v6 ? "::1" : "127.0.0.1");
 }

@@ -59,4 +59,8 @@ bool endpoint_to_address(const struct endpoint *e, struct address *out);
 void address_set_port(struct address *address, uint16_t port); /* of an IPv4 or IPv6 address */
 void endpoint_from_address(struct endpoint *out, const struct sockaddr *sa);
 
+/* Puts in a host of this machine by which others may reach a wildcard socket, for showing only: the
+ * first address that is not loopback, or loopback if there is none. The port stays. */
+void endpoint_local_host(struct endpoint *e, bool v6);
+
 #endif

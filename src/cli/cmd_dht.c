@@ -11,7 +11,6 @@
 #include "cli/output.h"
 #include "cli/signals.h"
 #include "dht/swarm.h"
-#include "node/node_internal.h"
 
 enum { LEAVE_TIMEOUT_MS = 4000 };
 
@@ -105,8 +104,7 @@ static skep_status join(const struct options *o, struct peer *p, struct skep_err
     struct endpoint shown = config.dht_listen;
     shown.port = swarm_dht_port(p->swarm);
     if (endpoint_is_unspecified(&shown))
-        node_local_host(strchr(config.dht_listen.host, ':') != NULL, shown.host,
-                        sizeof(shown.host));
+        endpoint_local_host(&shown, strchr(config.dht_listen.host, ':') != NULL);
     endpoint_format(&shown, p->initial_peer);
     return SKEP_OK;
 }

@@ -1,10 +1,7 @@
 /* What a node tells of itself: facts, counters and log lines. */
 #include "node/node_internal.h"
 
-#include <arpa/inet.h>
-#include <ifaddrs.h>
 #include <inttypes.h>
-#include <net/if.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -46,34 +43,6 @@ size_t skep_node_expert_count(const struct skep_node *node)
 const char *skep_node_expert_uid(const struct skep_node *node, size_t index)
 {
     return index < node->expert_count ? node->experts[index]->uid : NULL;
-}
-
-static bool local_address(const struct ifaddrs *i, bool v6, char *out, size_t cap)
-{
-    const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)(const void *)i->ifa_addr;
-    const struct sockaddr_in *four = (const struct sockaddr_in *)(const void *)i->ifa_addr;
-
-    if (i->ifa_addr == NULL || (i->ifa_flags & (IFF_UP | IFF_LOOPBACK)) != IFF_UP)
-        return false;
-    if (v6 && i->ifa_addr->sa_family == AF_INET6 && !IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr))
-        return inet_ntop(AF_INET6, &six->sin6_addr, out, (socklen_t)cap) != NULL;
-    if (!v6 && i->ifa_addr->sa_family == AF_INET)
-        return inet_ntop(AF_INET, &four->sin_addr, out, (socklen_t)cap) != NULL;
-    return false;
-}
-
-void node_local_host(bool v6, char *out, size_t cap)
-{
-    struct ifaddrs *list = NULL;
-    bool found = false;
-
-    if (getifaddrs(&list) == 0)
-        for (const struct ifaddrs *i = list; i != NULL && !found; i = i->ifa_next)
-            found = local_address(i, v6, out, cap);
-    if (list != NULL)
-        freeifaddrs(list);
-    if (!found)
-        snprintf(out, cap, "%s", v6 ? "::1" : "127.0.0.1");
 }
 
 /* 33088 as "33,088". */

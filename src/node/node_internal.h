@@ -106,7 +106,5 @@ void node_log_facts(struct skep_node *node);
 void node_log_stats(struct skep_node *node);
 /* The counters of what ends before the node does. `parts` is held. */
 void node_collect_parts(struct skep_node *node, struct skep_node_stats *out);
-/* A host by which other machines may reach a wildcard socket, for showing only. */
-void node_local_host(bool v6, char *out, size_t cap);
 
 #endif

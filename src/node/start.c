@@ -273,7 +273,7 @@ static void set_facts(struct skep_node *node)
         if (s->has_announce)
             memcpy(dht.host, s->announce.host, sizeof(dht.host));
         else
-            node_local_host(strchr(s->dht_listen.host, ':') != NULL, dht.host, sizeof(dht.host));
+            endpoint_local_host(&dht, strchr(s->dht_listen.host, ':') != NULL);
     }
     endpoint_format(&dht, node->initial_peer);
 }

@@ -243,6 +243,22 @@ static void resolve_counts_addresses_and_names_the_host(void **state)
     assert_int_equal(endpoint_resolve(&empty, out, 4, &count, &err), SKEP_UNAVAILABLE);
 }
 
+static void local_host_is_numeric_and_of_the_family(void **state)
+{
+    (void)state;
+
+    for (int v6 = 0; v6 < 2; v6++) {
+        struct endpoint e = {.host = "::", .port = 4222};
+        struct address a;
+
+        endpoint_local_host(&e, v6);
+        assert_true(endpoint_is_usable(&e));
+        assert_int_equal(e.port, 4222);
+        assert_true(endpoint_to_address(&e, &a));
+        assert_int_equal(a.sa.ss_family, v6 ? AF_INET6 : AF_INET);
+    }
+}
+
 static void quoting_hides_what_drives_a_terminal(void **state)
 {
     (void)state;
@@ -298,6 +314,7 @@ int main(void)
         cmocka_unit_test(equality_looks_through_spelling),
         cmocka_unit_test(numeric_hosts_convert_without_dns),
         cmocka_unit_test(resolve_counts_addresses_and_names_the_host),
+        cmocka_unit_test(local_host_is_numeric_and_of_the_family),
         cmocka_unit_test(quoting_hides_what_drives_a_terminal),
         cmocka_unit_test(utf8_is_checked_strictly),
     };
