@@ -1,7 +1,7 @@
 /*
  * The file of --config: `name = value` lines, comments from '#' or ';', no sections. A value may go
- * on in the next line if that is indented; only lists make sense there. Every name must be an
- * option of the command.
+ * on in the next line if that is indented, with or without a comma before it; only lists make sense
+ * there. Every name must be an option of the command.
  */
 #include <errno.h>
 #include <ini.h>
@@ -67,6 +67,31 @@ static void copy_value(const char *value, char *out, size_t cap)
         out[len - 1] = '\0';
 }
 
+/* Whether what comes next, but for empty lines and comments, is indented: more of this value. */
+static bool is_continued(const struct reading *r)
+{
+    for (const char *p = r->p; p < r->end;) {
+        const char *newline = memchr(p, '\n', (size_t)(r->end - p));
+        const char *end = newline != NULL ? newline : r->end;
+        const char *first = p;
+        while (first < end && strchr(" \t\r", *first) != NULL)
+            first++;
+        if (first < end && *first != ';' && *first != '#')
+            return first > p;
+        p = newline != NULL ? newline + 1 : r->end;
+    }
+    return false;
+}
+
+/* The comma between the elements of two lines may end the first of them. */
+static void drop_last_comma(const struct reading *r, char *text)
+{
+    size_t len = strlen(text);
+
+    if (len > 0 && text[len - 1] == ',' && is_continued(r))
+        text[len - 1] = '\0';
+}
+
 static int set_value(void *arg, const char *section, const char *name, const char *value)
 {
     struct reading *r = arg;
@@ -89,6 +114,8 @@ static int set_value(void *arg, const char *section, const char *name, const cha
         return 1;
     }
     copy_value(value, text, sizeof(text));
+    if (option_at(table, i)->kind == OPTION_LIST)
+        drop_last_comma(r, text);
     if (option_at(table, i)->kind != OPTION_LIST && r->o->values[i].source == SOURCE_FILE) {
         snprintf(where, sizeof(where), "%s: is there twice", quoted);
         fail_line(r, where);

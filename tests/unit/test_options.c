@@ -308,17 +308,10 @@ static void file_has_comments_continued_lists_and_flags(void **state)
                                     "\n"
                                     "swarm = my swarm   ; behind a value\r\n"
                                     "no-dht: yes\n"
-                                    "initial-peers = a:1,\n"
-                                    "   b:2 ; behind a continued one\n");
-    struct skep_error err;
-    struct options o;
-
-    /* A comma at the end of a line is not the way to continue: each line is a list of its own. */
-    assert_int_equal(parse(&o, ARGS("--config", path), &err), SKEP_INVALID_ARGUMENT);
-    path = write_config("swarm = my swarm   ; behind a value\r\nno-dht: yes\n"
-                        "initial-peers = a:1\n   b:2, c:3 ; behind a continued one\n"
-                        "listen = [::1]:80");
-    o = parse_good(ARGS("--config", path));
+                                    "initial-peers = a:1\n"
+                                    "   b:2, c:3 ; behind a continued one\n"
+                                    "listen = [::1]:80");
+    struct options o = parse_good(ARGS("--config", path));
     size_t count;
     const char *const *peers = options_list(&o, "initial-peers", &count);
     assert_string_equal(options_string(&o, "swarm"), "my swarm");
@@ -326,6 +319,26 @@ static void file_has_comments_continued_lists_and_flags(void **state)
     assert_int_equal(count, 3);
     assert_string_equal(peers[2], "c:3");
     assert_string_equal(options_endpoint(&o, "listen")->host, "::1");
+    options_free(&o);
+}
+
+static void list_may_have_commas_before_continued_lines(void **state)
+{
+    (void)state;
+    const char *path = write_config("initial-peers = a:1, ; the first\r\n"
+                                    "    # between them\n"
+                                    "\n"
+                                    "\tb:2,c:3,\n"
+                                    "   d:4\n"
+                                    "swarm = s\n");
+    struct options o = parse_good(ARGS("--config", path));
+    size_t count;
+    const char *const *peers = options_list(&o, "initial-peers", &count);
+
+    assert_int_equal(count, 4);
+    assert_string_equal(peers[0], "a:1");
+    assert_string_equal(peers[2], "c:3");
+    assert_string_equal(peers[3], "d:4");
     options_free(&o);
 }
 
@@ -347,6 +360,10 @@ static void mistakes_in_the_file_are_named_by_line(void **state)
         {"help = true\n", "node.conf:1: \"help\": unknown option"},
         {"swarm =\n", "node.conf:1: swarm: \"\""},
         {"initial-peers = a:1,,b:2\n", "node.conf:1: initial-peers: "},
+        {"initial-peers = a:1,\n", "node.conf:1: initial-peers: "},
+        {"initial-peers = a:1,\n  b:2,\nswarm = s\n", "node.conf:2: initial-peers: "},
+        {"initial-peers = a:1,\n  ,b:2\n", "node.conf:2: initial-peers: "},
+        {"initial-peers = a:1,,\n  b:2\n", "node.conf:1: initial-peers: "},
     };
 
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
@@ -508,6 +525,7 @@ int main(void)
         cmocka_unit_test(unknown_option_suggests_the_nearest),
         cmocka_unit_test(command_line_wins_over_environment_over_file),
         cmocka_unit_test(file_has_comments_continued_lists_and_flags),
+        cmocka_unit_test(list_may_have_commas_before_continued_lines),
         cmocka_unit_test(mistakes_in_the_file_are_named_by_line),
         cmocka_unit_test(unreadable_file_is_named),
         cmocka_unit_test(required_options_and_arguments_are_asked_for),
