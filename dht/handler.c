@@ -170,12 +170,17 @@ static size_t declare(struct handler *h, struct declaration *declarations, size_
     return publication_note(h->publication, &h->issued_seq);
 }
 
-static void log_failed(size_t failed, const struct declaration *declarations, size_t count)
+/* Not of a round that a shutdown has cut short: nothing is tried again, nothing is wrong. */
+static void log_failed(struct handler *h, size_t failed, const struct declaration *declarations,
+                       size_t count)
 {
     static struct log_gate gate;
     unsigned long suppressed;
 
-    if (failed == 0 || !log_gate_open(&gate, FAILED_LOG_MS, &suppressed))
+    pthread_mutex_lock(&h->lock);
+    bool closing = h->closing;
+    pthread_mutex_unlock(&h->lock);
+    if (failed == 0 || closing || !log_gate_open(&gate, FAILED_LOG_MS, &suppressed))
         return;
     for (size_t i = 0; i < count; i++)
         if (declarations[i].outcome != SKEP_OK) {
@@ -229,7 +234,7 @@ static size_t publish(struct handler *h, enum publication_scope scope)
         failed = declare(h, declarations, count,
                          clock_deadline_us(limit_ms > ROUND_MS ? limit_ms : ROUND_MS), true);
         if (has_peers)
-            log_failed(failed, declarations, count);
+            log_failed(h, failed, declarations, count);
     }
     note_round(h, count, failed, has_peers);
     return failed;
