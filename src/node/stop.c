@@ -90,6 +90,7 @@ void node_shut_down(struct skep_node *node)
     if (server != NULL) {
         log_info("node: stopping");
         server_drain(server, "the node is stopping");
+        runtime_drain(node->runtime);
     }
     handler_free(take_handler(node), earlier(deadline, clock_deadline_us(WITHDRAW_MS)));
     stop_serving(node, server, deadline);

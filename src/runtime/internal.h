@@ -84,6 +84,7 @@ struct runtime {
     bool watchdog_sleeps;    /* without a timeout: nothing is at work */
     bool watchdog_news;      /* a stall or recovery to tell */
     bool started, stopping;
+    bool draining; /* no more tasks come: those that wait for company go alone */
     size_t queue_limit_bytes;
     uint64_t shortest_stall_us; /* of the watched pools; 0: none */
     struct runtime_stats stats;

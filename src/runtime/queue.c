@@ -206,7 +206,7 @@ static uint64_t ready_at(const struct task_pool *pool)
     int64_t rows = 0;
 
     assert(first != NULL);
-    if (config->min_batch_size <= 1 || config->batch_timeout_us == 0)
+    if (config->min_batch_size <= 1 || config->batch_timeout_us == 0 || pool->runtime->draining)
         return 0;
     for (const struct task *t = first; t != NULL && rows < config->min_batch_size; t = t->next)
         if (shapes_agree(first, t))

@@ -455,6 +455,14 @@ void runtime_stats(struct runtime *runtime, struct runtime_stats *out)
     pthread_mutex_unlock(&runtime->lock);
 }
 
+void runtime_drain(struct runtime *runtime)
+{
+    pthread_mutex_lock(&runtime->lock);
+    runtime->draining = true;
+    pthread_cond_broadcast(&runtime->wake);
+    pthread_mutex_unlock(&runtime->lock);
+}
+
 bool runtime_stop(struct runtime *runtime, uint64_t deadline_us)
 {
     struct task_list failed = {0};

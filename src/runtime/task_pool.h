@@ -103,6 +103,8 @@ void runtime_stats(struct runtime *runtime, struct runtime_stats *out);
 SKEP_MUST_CHECK skep_status runtime_start(struct runtime *runtime, struct skep_error *err);
 /* Whether no task is queued or being worked on. */
 bool runtime_is_idle(struct runtime *runtime);
+/* From now on nobody waits for min_batch_size: callers are turned away, so no more rows come. */
+void runtime_drain(struct runtime *runtime);
 /* Finishes the batch at work, fails all that is queued (SKEP_UNAVAILABLE), joins the threads. A
  * batch that is stalled is waited for until the deadline; returns false if it never ended (its
  * thread is then left behind and nothing it uses may be freed). */

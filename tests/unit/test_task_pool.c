@@ -725,6 +725,34 @@ static void minimum_batch_is_not_waited_for_longer_than_told(void **state)
     }
 }
 
+static void draining_ends_the_wait_for_a_minimum_batch(void **state)
+{
+    (void)state;
+    struct runtime *runtime = new_runtime();
+    struct fake fake = {0};
+    struct task_pool *pool =
+        new_pool(runtime, &fake,
+                 (struct task_pool_config){.min_batch_size = 4, .batch_timeout_us = 3600000000u});
+    struct call calls[3];
+
+    start(runtime);
+    for (size_t i = 0; i < 3; i++)
+        call_init(&calls[i], 1, (float)i);
+    submit(pool, &calls[0]);
+    submit(pool, &calls[1]);
+    runtime_drain(runtime);
+    WAIT_FOR(calls[0].done == 1 && calls[1].done == 1);
+    submit(pool, &calls[2]); /* one whose tensors were still on their way */
+    WAIT_FOR(calls[2].done == 1);
+    for (size_t i = 0; i < 3; i++) {
+        assert_true(calls[i].correct);
+        call_fini(&calls[i]);
+    }
+    runtime_free(runtime);
+    assert_int_equal(fake.batches, 2);
+    assert_int_equal(fake.rows[0], 2);
+}
+
 static void short_work_runs_on_the_submitting_thread(void **state)
 {
     (void)state;
@@ -1087,6 +1115,7 @@ int main(void)
         cmocka_unit_test(calls_that_come_while_busy_make_the_next_batch),
         cmocka_unit_test(minimum_batch_goes_as_soon_as_it_is_full),
         cmocka_unit_test(minimum_batch_is_not_waited_for_longer_than_told),
+        cmocka_unit_test(draining_ends_the_wait_for_a_minimum_batch),
         cmocka_unit_test(short_work_runs_on_the_submitting_thread),
         cmocka_unit_test(work_that_may_block_never_runs_on_the_submitting_thread),
         cmocka_unit_test(stalled_batch_closes_its_group_and_spares_the_rest),
