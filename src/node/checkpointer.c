@@ -4,8 +4,6 @@
 #include <inttypes.h>
 #include <stdbool.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -16,7 +14,6 @@
 
 enum {
     STEP_WAIT_MS = 10000,   /* for an optimizer step to end before its expert is copied */
-    NICENESS = 10,          /* serving comes first where there are too few cores */
     FAILURE_LOG_MS = 10000, /* a full disk is told once in this time */
 };
 
@@ -177,7 +174,6 @@ static void thread_main(void *arg)
     struct checkpointer *cp = arg;
     uint64_t next;
 
-    (void)setpriority(PRIO_PROCESS, (id_t)gettid(), NICENESS); /* Linux: of this thread only */
     do {
         next = clock_deadline_us(cp->config.period_ms);
         run_round(cp, false);
