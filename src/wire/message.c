@@ -11,6 +11,7 @@
 #include "base/mp.h"
 #include "base/tensor.h"
 #include "wire/frame.h"
+#include "wire/tensor_codec.h"
 
 const struct message_limits message_default_limits = {
     .max_message_bytes = UINT64_C(1) << 30,
@@ -125,7 +126,8 @@ skep_status call_headers_encode(const struct call_headers *headers, struct bytes
         return error_set(err, SKEP_INVALID_ARGUMENT, "call: method: empty");
     msgpack_packer_init(&pk, &sink, sink_write);
     msgpack_pack_map(&pk, 2u + (headers->uid[0] != '\0') + headers->has_request_id +
-                              (headers->params.len > 0) + (headers->tensor_count > 0));
+                              headers->has_reply_encoding + (headers->params.len > 0) +
+                              (headers->tensor_count > 0));
     /* First and of fixed width, so that call_headers_set_timeout() finds it. */
     mp_pack_str(&pk, "timeout");
     msgpack_pack_fix_uint64(&pk, headers->timeout_ms);
@@ -134,6 +136,8 @@ skep_status call_headers_encode(const struct call_headers *headers, struct bytes
         pack_key_str(&pk, "uid", headers->uid);
     if (headers->has_request_id)
         pack_key_bin(&pk, "id", headers->request_id, sizeof(headers->request_id));
+    if (headers->has_reply_encoding)
+        pack_key_u64(&pk, "reply_encoding", (uint64_t)headers->reply_encoding);
     if (headers->params.len > 0)
         pack_key_bin(&pk, "params", headers->params.data, headers->params.len);
     if (headers->tensor_count > 0)
@@ -300,29 +304,47 @@ static skep_status read_dtype(struct tensor_descriptor *t, const msgpack_object 
     return SKEP_OK;
 }
 
-/* The declared bytes must be those of shape and type: nothing downstream checks again. */
-static skep_status read_wire_bytes(struct tensor_descriptor *t, const msgpack_object *encoding,
-                                   const msgpack_object *bytes, const char *what,
-                                   struct skep_error *err)
+static skep_status read_encoding(struct tensor_descriptor *t, const msgpack_object *value,
+                                 const char *what, const struct message_limits *limits,
+                                 struct skep_error *err)
 {
     uint64_t number;
-    size_t size;
 
-    if (!mp_u64(encoding, &number))
-        return bad_field(err, what, "encoding", encoding, "a number");
-    if (number != ENCODING_NONE)
-        return error_set(err, SKEP_INVALID_ARGUMENT, "%s: encoding %" PRIu64 ", expected %d (none)",
-                         what, number, ENCODING_NONE);
-    t->encoding = ENCODING_NONE;
+    if (!mp_u64(value, &number))
+        return bad_field(err, what, "encoding", value, "a number");
+    if (number >= ENCODING_COUNT)
+        return error_set(err, SKEP_INVALID_ARGUMENT, "%s: encoding %" PRIu64 ", expected 0 to %d",
+                         what, number, ENCODING_COUNT - 1);
+    if ((limits->refused_encodings >> number & 1) != 0)
+        return error_set(err, SKEP_INVALID_ARGUMENT, "%s: encoding %" PRIu64 " is not taken here",
+                         what, number);
+    t->encoding = (enum tensor_encoding)number;
+    if (t->encoding != ENCODING_NONE && !dtype_equal(t->dtype, DTYPE_F32))
+        return error_set(err, SKEP_INVALID_ARGUMENT, "%s: %s in encoding %s, which is for F32 only",
+                         what, skep_dtype_name(t->dtype), tensor_encoding_name(t->encoding));
+    return SKEP_OK;
+}
+
+/* The declared bytes must be those of shape, type and encoding, and the shape one that memory can
+ * hold: nothing downstream checks again. */
+static skep_status read_wire_bytes(struct tensor_descriptor *t, const msgpack_object *bytes,
+                                   const char *what, struct skep_error *err)
+{
+    uint64_t decoded, expected;
+
     if (!mp_u64(bytes, &t->wire_bytes))
         return bad_field(err, what, "bytes", bytes, "a number");
-    if (!shape_count(t->ndim, t->shape, &size) || !size_mul(size, dtype_bytes(t->dtype), &size))
+    if (!tensor_encoded_bytes(ENCODING_NONE, t->dtype, t->ndim, t->shape, &decoded) ||
+        !tensor_encoded_bytes(t->encoding, t->dtype, t->ndim, t->shape, &expected))
         return error_set(err, SKEP_INVALID_ARGUMENT, "%s: shape with too many elements", what);
-    if (t->wire_bytes != size) {
+    if (t->wire_bytes != expected) {
         DLTensor view = {.ndim = t->ndim, .dtype = t->dtype, .shape = t->shape};
         char text[256];
-        return error_set(err, SKEP_INVALID_ARGUMENT, "%s: %" PRIu64 " bytes, expected %zu for %s",
-                         what, t->wire_bytes, size, tensor_describe(&view, text, sizeof(text)));
+        return error_set(err, SKEP_INVALID_ARGUMENT,
+                         "%s: %" PRIu64 " bytes, expected %" PRIu64 " for %s%s%s", what,
+                         t->wire_bytes, expected, tensor_describe(&view, text, sizeof(text)),
+                         t->encoding != ENCODING_NONE ? " as " : "",
+                         t->encoding != ENCODING_NONE ? tensor_encoding_name(t->encoding) : "");
     }
     return SKEP_OK;
 }
@@ -342,7 +364,9 @@ static skep_status read_tensor(struct tensor_descriptor *t, const msgpack_object
     if (rc == SKEP_OK)
         rc = read_shape(t, &items[1], what, limits, err);
     if (rc == SKEP_OK)
-        rc = read_wire_bytes(t, &items[2], &items[3], what, err);
+        rc = read_encoding(t, &items[2], what, limits, err);
+    if (rc == SKEP_OK)
+        rc = read_wire_bytes(t, &items[3], what, err);
     return rc;
 }
 
@@ -368,13 +392,28 @@ static skep_status read_tensors(const msgpack_object *map, const char *what,
         skep_status rc = read_tensor(&tensors[i], &items[i], name, limits, err);
         if (rc != SKEP_OK)
             return rc;
-        if (tensors[i].wire_bytes > limits->max_message_bytes - total)
+        uint64_t memory = tensor_descriptor_memory(&tensors[i]);
+        if (memory > limits->max_message_bytes - total)
             return error_set(err, SKEP_INVALID_ARGUMENT,
                              "%s: more than %" PRIu64 " bytes of tensors (max_message_bytes)", what,
                              limits->max_message_bytes);
-        total += tensors[i].wire_bytes;
+        total += memory;
     }
     *out_count = count;
+    return SKEP_OK;
+}
+
+/* A wish: an encoding that we do not know cannot be fulfilled, which is no reason to refuse. */
+static skep_status read_reply_encoding(struct call_headers *out, const msgpack_object *map,
+                                       struct skep_error *err)
+{
+    const msgpack_object *value = mp_get(map, "reply_encoding");
+    uint64_t number = 0;
+
+    out->has_reply_encoding = value != NULL;
+    if (value != NULL && !mp_u64(value, &number))
+        return bad_field(err, "call", "reply_encoding", value, "a number");
+    out->reply_encoding = number < ENCODING_COUNT ? (enum tensor_encoding)number : ENCODING_NONE;
     return SKEP_OK;
 }
 
@@ -393,6 +432,8 @@ static skep_status read_call(struct call_headers *out, const msgpack_object *map
     rc = read_optional_str(map, "call", "uid", out->uid, sizeof(out->uid), err);
     if (rc == SKEP_OK)
         rc = read_optional_u64(map, "call", "timeout", UINT64_MAX, &out->timeout_ms, err);
+    if (rc == SKEP_OK)
+        rc = read_reply_encoding(out, map, err);
     if (rc == SKEP_OK)
         rc = read_blob(map, "call", "params", &out->params, err);
     if (rc == SKEP_OK)
@@ -560,4 +601,15 @@ skep_status tensor_descriptor_of(struct tensor_descriptor *out, const DLTensor *
     out->encoding = ENCODING_NONE;
     out->wire_bytes = bytes;
     return SKEP_OK;
+}
+
+uint64_t tensor_descriptor_memory(const struct tensor_descriptor *descriptor)
+{
+    uint64_t decoded = descriptor->wire_bytes;
+
+    /* It fits: the descriptor was checked, or describes a tensor that exists. */
+    if (descriptor->encoding != ENCODING_NONE)
+        (void)tensor_encoded_bytes(ENCODING_NONE, descriptor->dtype, descriptor->ndim,
+                                   descriptor->shape, &decoded);
+    return decoded > descriptor->wire_bytes ? decoded : descriptor->wire_bytes;
 }

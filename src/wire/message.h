@@ -20,9 +20,16 @@ enum {
     MESSAGE_MAX_PARAMS = 32768, /* bytes of msgpack in `params` */
 };
 
-/* How a tensor's elements travel. Others than NONE come with later protocol minors. */
+/* How a tensor's elements travel: docs/protocol.md, "Encodings"; wire/tensor_codec.h does it. */
 enum tensor_encoding {
     ENCODING_NONE = 0,
+    ENCODING_FLOAT16 = 1,
+    ENCODING_BFLOAT16 = 2,
+    ENCODING_MEANSTD16 = 3,
+    ENCODING_UNIFORM8 = 4,
+    ENCODING_QUANTILE8 = 5,
+    ENCODING_BLOCKWISE8 = 6,
+    ENCODING_COUNT,
 };
 
 /* One tensor as announced in HEADERS; its bytes follow in DATA frames, in order. */
@@ -40,6 +47,8 @@ struct call_headers {
     uint64_t timeout_ms;         /* left when it was sent; 0: none given */
     bool has_request_id;
     uint8_t request_id[MESSAGE_REQUEST_ID_BYTES];
+    bool has_reply_encoding;
+    enum tensor_encoding reply_encoding; /* in which the caller would have the reply's tensors */
     struct bytes params; /* msgpack of the method's own, may be empty. Owned: call_headers_free() */
     size_t tensor_count;
     struct tensor_descriptor tensors[MESSAGE_MAX_TENSORS];
@@ -56,9 +65,11 @@ struct reply_headers {
 
 /* What bounds a message; checked before anything is allocated. */
 struct message_limits {
-    uint64_t max_message_bytes; /* all tensors of one call or reply together; default 1 GiB */
+    /* All tensors of one call or reply together, encoded and decoded; default 1 GiB. */
+    uint64_t max_message_bytes;
     unsigned max_tensors;       /* default 64 */
     unsigned max_dims;          /* default 8 */
+    uint64_t refused_encodings; /* bit n: tensors in encoding n are not taken; default 0 */
 };
 extern const struct message_limits message_default_limits;
 
@@ -90,6 +101,8 @@ void reply_headers_free(struct reply_headers *headers);
 /* Describes a tensor for sending. SKEP_INVALID_ARGUMENT as skep_tensor_bytes(). */
 SKEP_MUST_CHECK skep_status tensor_descriptor_of(struct tensor_descriptor *out, const DLTensor *t,
                                                  struct skep_error *err);
+/* The memory that a described tensor takes: as it travels or decoded, whichever is more. */
+uint64_t tensor_descriptor_memory(const struct tensor_descriptor *descriptor);
 
 /* The first message of each side, inside the handshake (msgpack map). */
 struct hello {
@@ -103,7 +116,15 @@ struct hello {
     uint32_t connection_window;
     uint32_t max_streams;
 };
-enum { PROTOCOL_MAJOR = 1, PROTOCOL_MINOR = 0 };
+enum { PROTOCOL_MAJOR = 1, PROTOCOL_MINOR = 1 };
+
+/* Bit n of the features, from 1 on: the sender takes tensors in encoding n. */
+static inline bool hello_takes_encoding(uint64_t features, enum tensor_encoding encoding)
+{
+    return encoding == ENCODING_NONE || (features >> encoding & 1) != 0;
+}
+#define PROTOCOL_FEATURES ((UINT64_C(1) << ENCODING_COUNT) - 2)
+
 SKEP_MUST_CHECK skep_status hello_encode(const struct hello *hello, struct bytes *out,
                                          struct skep_error *err);
 SKEP_MUST_CHECK skep_status hello_decode(struct hello *out, const uint8_t *data, size_t len,

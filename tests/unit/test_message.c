@@ -306,6 +306,96 @@ static void impossible_shapes_and_types_are_refused(void **state)
     expect_call(&b, SKEP_DATA_LOSS, "dtype");
 }
 
+static void encodings_have_sizes_of_their_own(void **state)
+{
+    const int64_t shape[2] = {2, 5000};
+    const uint64_t sizes[ENCODING_COUNT] = {40000, 20000, 20000, 20016, 11024, 11024, 10012};
+    struct built b;
+
+    (void)state;
+    for (uint64_t e = 0; e < ENCODING_COUNT; e++)
+        for (int off = -1; off <= 1; off++) {
+            call_with_tensor(&b, "F32", 2, shape, e, sizes[e] + (uint64_t)(int64_t)off);
+            expect_call(&b, off == 0 ? SKEP_OK : SKEP_INVALID_ARGUMENT, "bytes, expected ");
+        }
+    call_with_tensor(&b, "F32", 2, (int64_t[]){0, 5000}, ENCODING_QUANTILE8, 0);
+    expect_call(&b, SKEP_OK, NULL);
+    call_with_tensor(&b, "F32", 2, shape, ENCODING_COUNT, 40000);
+    expect_call(&b, SKEP_INVALID_ARGUMENT, "encoding 7, expected 0 to 6");
+    call_with_tensor(&b, "F32", 2, shape, UINT64_MAX, 40000);
+    expect_call(&b, SKEP_INVALID_ARGUMENT, "encoding 18446744073709551615");
+    call_with_tensor(&b, "I64", 2, shape, ENCODING_FLOAT16, 20000);
+    expect_call(&b, SKEP_INVALID_ARGUMENT, "I64 in encoding float16, which is for F32 only");
+    call_with_tensor(&b, "F32", 2, (int64_t[]){INT64_C(1) << 31, INT64_C(1) << 31},
+                     ENCODING_UNIFORM8, (UINT64_C(1) << 62) + 1024);
+    expect_call(&b, SKEP_INVALID_ARGUMENT, "too many elements");
+}
+
+/* An encoded message of few bytes must not become one of many. */
+static void limits_count_decoded_bytes(void **state)
+{
+    struct message_limits limits = message_default_limits;
+    struct call_headers *h = calloc(1, sizeof(*h)), *out = malloc(sizeof(*out));
+    struct bytes bytes = {0};
+    struct skep_error err;
+
+    (void)state;
+    strcpy(h->method, "m");
+    h->tensor_count = 1;
+    h->tensors[0] = descriptor(DTYPE_F32, 1, (int64_t[]){10000});
+    h->tensors[0].encoding = ENCODING_UNIFORM8;
+    h->tensors[0].wire_bytes = 11024;
+    assert_int_equal(tensor_descriptor_memory(&h->tensors[0]), 40000);
+    assert_int_equal(call_headers_encode(h, &bytes, NULL), SKEP_OK);
+    limits.max_message_bytes = 40000;
+    assert_int_equal(call_headers_decode(out, bytes.data, bytes.len, &limits, &err), SKEP_OK);
+    call_headers_free(out);
+    limits.max_message_bytes = 39999;
+    assert_int_equal(call_headers_decode(out, bytes.data, bytes.len, &limits, &err),
+                     SKEP_INVALID_ARGUMENT);
+    assert_contains(err.message, "more than 39999 bytes");
+    limits.max_message_bytes = 40000;
+    limits.refused_encodings = 1 << ENCODING_UNIFORM8;
+    assert_int_equal(call_headers_decode(out, bytes.data, bytes.len, &limits, &err),
+                     SKEP_INVALID_ARGUMENT);
+    assert_contains(err.message, "encoding 4 is not taken here");
+    bytes_free(&bytes);
+    free(h);
+    free(out);
+}
+
+static void wished_encodings_round_trip_and_unknown_ones_are_none(void **state)
+{
+    struct call_headers *in = full_call(), *out = malloc(sizeof(*out));
+    struct bytes bytes = {0};
+    struct built b;
+
+    (void)state;
+    in->has_reply_encoding = true;
+    in->reply_encoding = ENCODING_MEANSTD16;
+    assert_int_equal(call_headers_encode(in, &bytes, NULL), SKEP_OK);
+    assert_int_equal(call_headers_decode(out, bytes.data, bytes.len, &message_default_limits, NULL),
+                     SKEP_OK);
+    assert_true(out->has_reply_encoding);
+    assert_int_equal(out->reply_encoding, ENCODING_MEANSTD16);
+    call_headers_free(out);
+    bytes_free(&bytes);
+    call_with(&b, "reply_encoding");
+    msgpack_pack_uint64(&b.pk, 200);
+    assert_int_equal(call_headers_decode(out, (const uint8_t *)b.buffer.data, b.buffer.size,
+                                         &message_default_limits, NULL),
+                     SKEP_OK);
+    assert_true(out->has_reply_encoding);
+    assert_int_equal(out->reply_encoding, ENCODING_NONE);
+    call_headers_free(out);
+    msgpack_sbuffer_destroy(&b.buffer);
+    call_with(&b, "reply_encoding");
+    mp_pack_str(&b.pk, "float16");
+    expect_call(&b, SKEP_DATA_LOSS, "reply_encoding");
+    free(in);
+    free(out);
+}
+
 static void tensors_of_a_wrong_form_are_refused(void **state)
 {
     struct built b;
@@ -671,6 +761,9 @@ int main(void)
         cmocka_unit_test(fields_of_a_wrong_type_are_named),
         cmocka_unit_test(fields_of_a_wrong_size_are_named),
         cmocka_unit_test(declared_bytes_must_be_those_of_the_shape),
+        cmocka_unit_test(encodings_have_sizes_of_their_own),
+        cmocka_unit_test(limits_count_decoded_bytes),
+        cmocka_unit_test(wished_encodings_round_trip_and_unknown_ones_are_none),
         cmocka_unit_test(impossible_shapes_and_types_are_refused),
         cmocka_unit_test(tensors_of_a_wrong_form_are_refused),
         cmocka_unit_test(limits_hold_at_their_edge),
