@@ -44,7 +44,7 @@ struct skep_tracker_options {
 
     const char *host;    /**< name or address, IPv6 without brackets. Default "0.0.0.0". */
     uint16_t port;       /**< first port tried; 0: any that is free. Default 9190. */
-    uint16_t port_end;   /**< ports below this one are tried. Default 9199. */
+    uint32_t port_end;   /**< ports below this one are tried, at most 65536. Default 9199. */
     bool silent;         /**< log warnings and errors only. Default false. */
     bool reuse_addr;     /**< take a port although connections of an earlier process linger on it.
                               Default true. */

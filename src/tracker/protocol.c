@@ -243,19 +243,17 @@ static skep_status port_text(struct tracker_text text, uint16_t *out, struct ske
 }
 
 /* A number or, from TVM's C++ server, a string of digits. */
-static skep_status read_port(const json_t *value, uint16_t *out, struct skep_error *err)
+static skep_status read_port(const struct tracker_request *r, const json_t *value, uint16_t *out,
+                             struct skep_error *err)
 {
     if (json_is_string(value))
         return port_text(tracker_json_text(value), out, err);
-    if (json_is_real(value))
-        return error_set(err, SKEP_INVALID_ARGUMENT, "port %g, expected 1 to 65535",
-                         json_real_value(value));
-    if (!json_is_integer(value))
+    if (!json_is_number(value))
         return malformed(err, "port is no number");
-    json_int_t port = json_integer_value(value);
-    if (port < 1 || port > UINT16_MAX)
-        return error_set(err, SKEP_INVALID_ARGUMENT, "port %lld, expected 1 to 65535",
-                         (long long)port);
+    double port = json_number_value(value);
+    if (!(port >= 1 && port <= UINT16_MAX) || (json_is_real(value) && !r->info_int_as_real) ||
+        (double)(uint16_t)port != port)
+        return error_set(err, SKEP_INVALID_ARGUMENT, "port %.17g, expected 1 to 65535", port);
     *out = (uint16_t)port;
     return SKEP_OK;
 }
@@ -293,7 +291,7 @@ static skep_status read_put(struct tracker_request *r, struct skep_error *err)
     if (rc == SKEP_OK)
         rc = read_key(json_array_get(value, 1), "PUT: match key", &r->match_key, err);
     if (rc == SKEP_OK)
-        rc = read_port(json_array_get(value, 0), &r->port, err);
+        rc = read_port(r, json_array_get(value, 0), &r->port, err);
     if (rc == SKEP_OK)
         rc = read_address(json_array_get(r->root, 3), &r->address, err);
     return rc;
@@ -330,7 +328,7 @@ static skep_status read_info(struct tracker_request *r, struct skep_error *err)
         return malformed(err, "UPDATE_INFO: expected [5, {\"addr\": [host or null, port], ...}]");
     skep_status rc = read_address(json_array_get(address, 0), &r->address, err);
     if (rc == SKEP_OK)
-        rc = read_port(json_array_get(address, 1), &r->port, err);
+        rc = read_port(r, json_array_get(address, 1), &r->port, err);
     if (rc == SKEP_OK && key != NULL)
         rc = read_key(key, "UPDATE_INFO: key", &r->key, err);
     return rc;

@@ -84,6 +84,16 @@ static void on_stop(uv_async_t *handle)
         tracker_conn_touch(conn);
 }
 
+static void end_now(void *arg)
+{
+    become_stopped(arg);
+}
+
+void tracker_server_end(struct tracker_server *server)
+{
+    loop_call(server->loop, end_now, server);
+}
+
 void tracker_server_request_stop(struct tracker_server *server)
 {
     uv_async_send(&server->stop); /* async-signal-safe, as libuv's manual says */

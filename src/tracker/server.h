@@ -26,8 +26,8 @@ struct tracker_server_events { /* each may be NULL */
     /* As scheduler_events. */
     void (*waiting)(void *arg, const struct scheduler_request *request);
     void (*ended)(void *arg, uint64_t id, struct tracker_text key, enum scheduler_end how);
-    /* Somebody asks for DHT peers (TRACKER_DHT_PEERS): appends the JSON of the answer, `[0, {...}]`;
-     * false if there is none to give. NULL: the code is unknown here. */
+    /* Somebody asks for DHT peers (TRACKER_DHT_PEERS): appends the JSON of the answer, `[0,
+     * {...}]`; false if there is none to give. NULL: the code is unknown here. */
     bool (*dht_peers)(void *arg, struct bytes *json);
     /* It has stopped: by STOP, tracker_server_request_stop() or tracker_server_free(). The last
      * event. */
@@ -35,11 +35,12 @@ struct tracker_server_events { /* each may be NULL */
 };
 
 struct tracker_server_config {
-    const char *host;        /* name or address; borrowed for the call */
-    uint16_t port, port_end; /* the first free one of [port, port_end) is taken; port 0 picks any */
-    bool reuse_addr;         /* also a port on which connections of an earlier process linger */
-    bool silent;             /* log warnings only */
-    uint32_t timeout_ms;     /* of a message under way and of answers that are not read; 0: none */
+    const char *host; /* name or address; borrowed for the call */
+    uint16_t port;    /* the first free one of [port, port_end) is taken; port 0 picks any */
+    uint32_t port_end;
+    bool reuse_addr;          /* also a port on which connections of an earlier process linger */
+    bool silent;              /* log warnings only */
+    uint32_t timeout_ms;      /* of a message under way and of answers that are not read; 0: none */
     unsigned max_connections; /* 0: 65,536 */
     size_t max_unsent_bytes;  /* of one connection; beyond, it is read no further. 0: 256 KiB */
     const char *stop_key;     /* borrowed for the call; NULL: "tracker:<random>" */
@@ -76,6 +77,8 @@ struct loop *tracker_server_loop(struct tracker_server *server);                
 /* Stops accepting, sends what is answered already, closes. Returns at once. Async-signal-safe;
  * also from the loop's thread. */
 void tracker_server_request_stop(struct tracker_server *server);
+/* Ends it now, whatever is unsent; has stopped when it returns. */
+void tracker_server_end(struct tracker_server *server);
 /* Whether it has stopped, at the latest at the deadline. */
 bool tracker_server_wait(struct tracker_server *server, uint64_t deadline_us);
 void tracker_server_counters(struct tracker_server *server, struct tracker_server_counters *out);

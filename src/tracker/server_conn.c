@@ -4,6 +4,7 @@
 #include <netinet/tcp.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -386,6 +387,16 @@ static void tune(int fd)
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof(count));
 }
 
+/* An IPv4 peer of an IPv6 socket has an address that IPv4 clients cannot dial. */
+static void copy_host(char out[static TRACKER_HOST_TEXT_BYTES], const char *host)
+{
+    static const char mapped[] = "::ffff:";
+    const size_t cut = sizeof(mapped) - 1;
+    bool is_mapped = strncasecmp(host, mapped, cut) == 0 && strchr(host + cut, '.') != NULL;
+
+    snprintf(out, TRACKER_HOST_TEXT_BYTES, "%s", is_mapped ? host + cut : host);
+}
+
 static struct tracker_conn *new_conn(struct tracker_server *server, int fd,
                                      const struct endpoint *remote)
 {
@@ -398,7 +409,7 @@ static struct tracker_conn *new_conn(struct tracker_server *server, int fd,
     conn->message_due_us = CLOCK_NEVER;
     conn->unsent_due_us = CLOCK_NEVER;
     conn->port = remote->port;
-    snprintf(conn->host, sizeof(conn->host), "%s", remote->host);
+    copy_host(conn->host, remote->host);
     if (uv_poll_init(loop_uv(server->loop), &conn->poll, fd) != 0) {
         mem_free(conn);
         return NULL;

@@ -90,7 +90,7 @@ struct tracker_server {
 
 /* server_listen.c. Binds the first free port of the range. */
 SKEP_MUST_CHECK skep_status tracker_listen(struct listeners *out, const char *host, uint16_t port,
-                                           uint16_t port_end, bool reuse_addr,
+                                           uint32_t port_end, bool reuse_addr,
                                            struct skep_error *err);
 
 /* server_conn.c */

@@ -48,7 +48,7 @@ static bool has_no_lingering(const struct endpoint *e)
 }
 
 skep_status tracker_listen(struct listeners *out, const char *host, uint16_t port,
-                           uint16_t port_end, bool reuse_addr, struct skep_error *err)
+                           uint32_t port_end, bool reuse_addr, struct skep_error *err)
 {
     struct endpoint e;
     struct skep_error why = {0};
@@ -58,9 +58,9 @@ skep_status tracker_listen(struct listeners *out, const char *host, uint16_t por
         return rc;
     if (port == 0)
         return listeners_open(out, &e, 1, err);
-    if (port_end <= port)
+    if (port_end <= port || port_end > UINT16_MAX + 1)
         return error_set(err, SKEP_INVALID_ARGUMENT,
-                         "ports from %u to below %u: none, expected port_end > port",
+                         "ports from %u to below %u: expected port < port_end <= 65536",
                          (unsigned)port, (unsigned)port_end);
     for (unsigned p = port; p < port_end; p++) {
         e.port = (uint16_t)p;
