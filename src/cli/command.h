@@ -10,6 +10,8 @@
 /* X(function, "name", "summary in the list of commands"), in the order of the list. */
 #define CLI_COMMANDS(X)                                                                            \
     X(cmd_node, "node", "run a node: host experts and serve them")                                 \
+    X(cmd_tracker, "tracker", "run a tracker: TVM servers offer themselves, clients ask for one")  \
+    X(cmd_query_tracker, "query-tracker", "show a tracker's servers and queues")                   \
     X(cmd_dht, "dht", "run a bootstrap peer: no experts, whom others join by")                     \
     X(cmd_find, "find", "look experts up by UID")                                                  \
     X(cmd_call, "call", "call an expert: forward, backward, or show its schema")                   \
