@@ -52,8 +52,9 @@ struct pool_target {
  * One call's end, exactly once.
  * @param reply    as the peer sent it (any status), or NULL if none came. View, as long as its
  *                 tensor_count: the struct must not be copied as a whole.
- * @param tensors  reply->tensor_count tensors, each taken by the callee: skep_tensor_free(). The
- *                 array is a view. NULL if reply is NULL.
+ * @param tensors  reply->tensor_count tensors, decoded (the descriptors in `reply` tell how they
+ *                 came), each taken by the callee: skep_tensor_free(). The array is a view. NULL if
+ *                 reply is NULL.
  * @param sent     the peer may have seen the request.
  * @param err      if reply is NULL: why. SKEP_UNAVAILABLE: no connection, or lost;
  * _UNAUTHENTICATED; _DEADLINE_EXCEEDED; _CANCELLED; _INVALID_ARGUMENT: over our own limits;
@@ -86,6 +87,17 @@ SKEP_MUST_CHECK skep_status pool_call(struct pool *pool, const struct pool_targe
                                       const DLTensor *const *tensors, uint64_t deadline_us,
                                       pool_done_fn done, void *arg, struct pool_call **out,
                                       struct skep_error *err);
+/*
+ * The same for tensors of which some are encoded, as their descriptors in headers say.
+ * @param plain  tensors as they were before; each is sent in place of its encoded form to a peer
+ *               that does not take the encoding. Borrowed as `tensors` are. NULL: none is encoded.
+ */
+SKEP_MUST_CHECK skep_status pool_call_encoded(struct pool *pool, const struct pool_target *target,
+                                              const struct call_headers *headers,
+                                              const DLTensor *const *tensors,
+                                              const DLTensor *const *plain, uint64_t deadline_us,
+                                              pool_done_fn done, void *arg, struct pool_call **out,
+                                              struct skep_error *err);
 /* Asks for its end; done still runs once (SKEP_CANCELLED, or what came first). Thread: any. It must
  * have returned before done returns: a `done` that takes the lock under which this is called, or
  * that is waited for by the same thread, sees to that. */

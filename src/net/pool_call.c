@@ -13,6 +13,7 @@ static void unref(struct pool_call *call)
         return;
     call_headers_free(&call->headers);
     mem_free(call->tensors);
+    mem_free(call->choices);
     mem_free(call);
 }
 
@@ -147,6 +148,15 @@ static void copy_target(struct pool_target *out, const struct pool_target *from)
                from->endpoint_count * sizeof(from->endpoints[0]));
 }
 
+static void copy_tensor(struct pool_tensor *copy, const DLTensor *tensor)
+{
+    copy->tensor = *tensor;
+    copy->tensor.strides = NULL; /* contiguous, as checked */
+    copy->tensor.shape = copy->shape;
+    for (int d = 0; d < tensor->ndim; d++)
+        copy->shape[d] = tensor->shape[d];
+}
+
 static bool copy_tensors(struct pool_call *call, const DLTensor *const *tensors, size_t count)
 {
     if (count == 0)
@@ -154,29 +164,34 @@ static bool copy_tensors(struct pool_call *call, const DLTensor *const *tensors,
     call->tensors = mem_alloc(count * sizeof(*call->tensors));
     if (call->tensors == NULL)
         return false;
+    for (size_t i = 0; i < count; i++)
+        copy_tensor(&call->tensors[i], tensors[i]);
+    return true;
+}
+
+static bool copy_choices(struct pool_call *call, const DLTensor *const *plain, size_t count)
+{
+    if (count == 0 || plain == NULL)
+        return true;
+    call->choices = mem_alloc(count * sizeof(*call->choices));
+    if (call->choices == NULL)
+        return false;
     for (size_t i = 0; i < count; i++) {
-        struct pool_tensor *copy = &call->tensors[i];
-        copy->tensor = *tensors[i];
-        copy->tensor.strides = NULL; /* contiguous, as checked */
-        copy->tensor.shape = copy->shape;
-        for (int d = 0; d < tensors[i]->ndim; d++)
-            copy->shape[d] = tensors[i]->shape[d];
+        struct pool_choice *choice = &call->choices[i];
+        choice->encoded = call->headers.tensors[i];
+        if (tensor_descriptor_of(&choice->plain, plain[i], NULL) != SKEP_OK)
+            return false; /* not so: it was checked */
+        copy_tensor(&choice->plain_tensor, plain[i]);
     }
     return true;
 }
 
-static skep_status check_call(const struct pool_target *target, const struct call_headers *headers,
-                              const DLTensor *const *tensors, struct skep_error *err)
+static skep_status check_tensors(const DLTensor *const *tensors, size_t count,
+                                 struct skep_error *err)
 {
     size_t bytes;
 
-    if (target->endpoint_count == 0 || target->endpoint_count > POOL_MAX_ENDPOINTS)
-        return error_set(err, SKEP_INVALID_ARGUMENT, "call target: %zu endpoints, expected 1 to %d",
-                         target->endpoint_count, POOL_MAX_ENDPOINTS);
-    if (headers->tensor_count > MESSAGE_MAX_TENSORS)
-        return error_set(err, SKEP_INVALID_ARGUMENT, "call: %zu tensors, at most %d can be sent",
-                         headers->tensor_count, MESSAGE_MAX_TENSORS);
-    for (size_t i = 0; i < headers->tensor_count; i++) {
+    for (size_t i = 0; i < count; i++) {
         if (tensors[i]->ndim < 0 || tensors[i]->ndim > SKEP_TENSOR_MAX_DIMS)
             return error_set(err, SKEP_INVALID_ARGUMENT,
                              "tensor %zu: %d dimensions, expected at most %d", i, tensors[i]->ndim,
@@ -190,9 +205,25 @@ static skep_status check_call(const struct pool_target *target, const struct cal
     return SKEP_OK;
 }
 
+static skep_status check_call(const struct pool_target *target, const struct call_headers *headers,
+                              const DLTensor *const *tensors, const DLTensor *const *plain,
+                              struct skep_error *err)
+{
+    if (target->endpoint_count == 0 || target->endpoint_count > POOL_MAX_ENDPOINTS)
+        return error_set(err, SKEP_INVALID_ARGUMENT, "call target: %zu endpoints, expected 1 to %d",
+                         target->endpoint_count, POOL_MAX_ENDPOINTS);
+    if (headers->tensor_count > MESSAGE_MAX_TENSORS)
+        return error_set(err, SKEP_INVALID_ARGUMENT, "call: %zu tensors, at most %d can be sent",
+                         headers->tensor_count, MESSAGE_MAX_TENSORS);
+    skep_status rc = check_tensors(tensors, headers->tensor_count, err);
+    if (rc == SKEP_OK && plain != NULL)
+        rc = check_tensors(plain, headers->tensor_count, err);
+    return rc;
+}
+
 static struct pool_call *new_call(struct pool *pool, const struct pool_target *target,
                                   const struct call_headers *headers,
-                                  const DLTensor *const *tensors)
+                                  const DLTensor *const *tensors, const DLTensor *const *plain)
 {
     struct pool_call *call = mem_alloc(sizeof(*call));
 
@@ -200,15 +231,19 @@ static struct pool_call *new_call(struct pool *pool, const struct pool_target *t
         return NULL;
     memset(call, 0, offsetof(struct pool_call, target)); /* the rest is large and copied into */
     call->tensors = NULL;
+    call->choices = NULL;
     call->pool = pool;
     call->start.run = start_call;
     call->cancel.run = cancel_call;
     atomic_init(&call->refs, 1);
     copy_target(&call->target, target);
     bool copied = call_headers_copy(&call->headers, headers);
-    if (copied && copy_tensors(call, tensors, headers->tensor_count))
+    if (copied && copy_tensors(call, tensors, headers->tensor_count) &&
+        copy_choices(call, plain, headers->tensor_count))
         return call;
     call_headers_free(&call->headers);
+    mem_free(call->tensors);
+    mem_free(call->choices);
     mem_free(call);
     return NULL;
 }
@@ -232,13 +267,22 @@ skep_status pool_call(struct pool *pool, const struct pool_target *target,
                       uint64_t deadline_us, pool_done_fn done, void *arg, struct pool_call **out,
                       struct skep_error *err)
 {
-    skep_status rc = check_call(target, headers, tensors, err);
+    return pool_call_encoded(pool, target, headers, tensors, NULL, deadline_us, done, arg, out,
+                             err);
+}
+
+skep_status pool_call_encoded(struct pool *pool, const struct pool_target *target,
+                              const struct call_headers *headers, const DLTensor *const *tensors,
+                              const DLTensor *const *plain, uint64_t deadline_us, pool_done_fn done,
+                              void *arg, struct pool_call **out, struct skep_error *err)
+{
+    skep_status rc = check_call(target, headers, tensors, plain, err);
 
     if (rc == SKEP_OK)
         rc = admit(pool, err);
     if (rc != SKEP_OK)
         return rc;
-    struct pool_call *call = new_call(pool, target, headers, tensors);
+    struct pool_call *call = new_call(pool, target, headers, tensors, plain);
     if (call == NULL) {
         atomic_fetch_sub_explicit(&pool->open_calls, 1, memory_order_relaxed);
         return error_no_memory(err, "call", sizeof(*call));

@@ -31,6 +31,12 @@ struct pool_tensor {
     int64_t shape[SKEP_TENSOR_MAX_DIMS];
 };
 
+/* What is sent of a tensor: its encoded form or, to peers that do not take that, itself. */
+struct pool_choice {
+    struct tensor_descriptor encoded, plain;
+    struct pool_tensor plain_tensor;
+};
+
 struct pool_call {
     struct loop_job start;
     struct loop_job cancel;
@@ -48,6 +54,7 @@ struct pool_call {
     struct pool_call *prev, *next; /* in peer's queue */
     struct pool_target target;
     struct pool_tensor *tensors; /* owned */
+    struct pool_choice *choices; /* owned; one for each tensor; NULL: none is encoded */
     struct call_headers headers; /* last: only as many descriptors as there are get touched */
 };
 

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/fd.h"
 #include "base/log.h"
+#include "wire/tensor_codec.h"
 
 /* Idleness */
 
@@ -162,6 +163,21 @@ static void after_call(struct link *link)
         become_idle(link);
 }
 
+/* Ends a call with the peer's reply. */
+static void finish_replied(struct pool_call *call, const struct reply_headers *reply,
+                           DLManagedTensor **tensors, bool sent)
+{
+    struct skep_error err;
+    size_t count = reply->tensor_count;
+
+    if (tensors_decode(reply->tensors, tensors, &count, &err) == SKEP_OK) {
+        pool_call_finish(call, reply, tensors, sent, NULL);
+        return;
+    }
+    error_prefix(&err, "reply");
+    pool_call_finish(call, NULL, NULL, sent, &err);
+}
+
 static void on_call_done(void *arg, struct session_stream *stream, void *user,
                          const struct reply_headers *reply, DLManagedTensor **tensors, bool sent,
                          const struct skep_error *err)
@@ -173,8 +189,10 @@ static void on_call_done(void *arg, struct session_stream *stream, void *user,
     call->link = NULL;
     call->stream = NULL;
     link->open_calls--;
-    if (reply != NULL || !retry(link, call, sent, err))
-        pool_call_finish(call, reply, tensors, sent, err);
+    if (reply != NULL)
+        finish_replied(call, reply, tensors, sent);
+    else if (!retry(link, call, sent, err))
+        pool_call_finish(call, NULL, NULL, sent, err);
     after_call(link);
 }
 
@@ -198,12 +216,29 @@ static const struct session_events session_events = {
 
 /* Calls */
 
+/* What is encoded goes as it was to a peer that does not take it so. */
+static void choose_tensors(const struct link *link, struct pool_call *call,
+                           const DLTensor *tensors[static MESSAGE_MAX_TENSORS])
+{
+    uint64_t features = session_peer(link->conn.session)->features;
+
+    for (size_t i = 0; i < call->headers.tensor_count; i++) {
+        tensors[i] = &call->tensors[i].tensor;
+        if (call->choices == NULL)
+            continue;
+        const struct pool_choice *choice = &call->choices[i];
+        bool taken = hello_takes_encoding(features, choice->encoded.encoding);
+        call->headers.tensors[i] = taken ? choice->encoded : choice->plain;
+        if (!taken)
+            tensors[i] = &choice->plain_tensor.tensor;
+    }
+}
+
 skep_status pool_link_call(struct link *link, struct pool_call *call, struct skep_error *err)
 {
     const DLTensor *tensors[MESSAGE_MAX_TENSORS];
 
-    for (size_t i = 0; i < call->headers.tensor_count; i++)
-        tensors[i] = &call->tensors[i].tensor;
+    choose_tensors(link, call, tensors);
     if (call->deadline.deadline_us != CLOCK_NEVER) {
         uint64_t left = clock_left_ms(call->deadline.deadline_us);
         call->headers.timeout_ms = left > 0 ? left : 1; /* 0 would say "none" */

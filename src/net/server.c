@@ -117,7 +117,8 @@ void server_endpoint(const struct server *server, struct endpoint *out)
 
 void server_counters(const struct server *server, struct server_counters *out)
 {
-    *out = (struct server_counters){.connections_open = atomic_load(&server->connections)};
+    *out = (struct server_counters){.connections_open = atomic_load(&server->connections),
+                                    .not_encoded = atomic_load(&server->not_encoded)};
     for (unsigned i = 0; i < server->io_count; i++) {
         const struct server_io *io = &server->io[i];
         out->connections_accepted += atomic_load(&io->accepted);

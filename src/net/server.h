@@ -24,8 +24,8 @@ struct server_handlers {
      * *user is kept with the call. */
     skep_status (*started)(void *arg, struct server_call *call, const struct call_headers *headers,
                            void **user, struct skep_error *err);
-    /* The whole request is here. Tensors are the call's (server_call_tensors()). Answer with
-     * server_call_reply() exactly once, now or later, on any thread. */
+    /* The whole request is here, decoded. Tensors are the call's (server_call_tensors()). Answer
+     * with server_call_reply() exactly once, now or later, on any thread. */
     void (*complete)(void *arg, struct server_call *call);
     /* The last event of every call whose `started` returned SKEP_OK: answered, refused or its
      * caller gone. `user` may be freed if `complete` never came or server_call_reply() was called
@@ -59,6 +59,8 @@ struct server_counters {
     uint64_t connections_accepted, connections_open, connections_refused, handshakes_failed,
         protocol_errors, calls, bytes_in, bytes_out;
     uint64_t handshakes_evicted; /* of handshakes_failed: closed to make room */
+    /* Tensors of replies that held NaN or infinity and so travelled as float32. */
+    uint64_t not_encoded;
 };
 
 /*
@@ -94,6 +96,12 @@ void *server_call_user(const struct server_call *call);
 uint64_t server_call_deadline_us(const struct server_call *call); /* CLOCK_NEVER if none */
 /* Whether the caller is gone: work for it is wasted. Thread: any. */
 bool server_call_is_gone(const struct server_call *call);
+/*
+ * In which encoding the reply's F32 tensors should travel: they do if the peer takes it, it saves
+ * bytes, and NaN and infinity have a place in it or do not occur. ENCODING_NONE if never called.
+ * Before server_call_reply(), by who replies.
+ */
+void server_call_set_encoding(struct server_call *call, enum tensor_encoding encoding);
 /*
  * Answers. @param result msgpack, may be NULL; copied. @param tensors always taken.
  * @param err  its status, sentence and retry hint are sent; NULL or SKEP_OK for success.

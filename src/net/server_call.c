@@ -18,6 +18,7 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "wire/tensor_codec.h"
 
 enum {
     MAX_FREE_CALLS = 256, /* kept for reuse by an I/O thread; about 8 KB each */
@@ -42,11 +43,13 @@ struct server_call {
     void *user;
     uint64_t deadline_us;
     uint8_t peer_id[PEER_ID_BYTES];
+    uint64_t peer_features;
     struct address remote;
     size_t tensor_count; /* 0 once taken over */
     DLManagedTensor *tensors[MESSAGE_MAX_TENSORS];
 
     /* The reply, from server_call_reply() to deliver(). */
+    enum tensor_encoding encoding;
     bool has_error;
     struct skep_error reply_error;
     struct bytes result;
@@ -119,8 +122,10 @@ static struct server_call *new_call(struct server_conn *c, struct session_stream
     call->deadline_us =
         headers->timeout_ms > 0 ? clock_deadline_us(headers->timeout_ms) : CLOCK_NEVER;
     memcpy(call->peer_id, session_peer(c->conn.session)->peer_id, PEER_ID_BYTES);
+    call->peer_features = session_peer(c->conn.session)->features;
     call->remote = c->remote;
     call->tensor_count = 0;
+    call->encoding = ENCODING_NONE;
     call->has_error = false;
     call->result = (struct bytes){0};
     call->reply_tensor_count = 0;
@@ -160,14 +165,20 @@ static void on_complete(void *arg, struct session_stream *stream,
 {
     struct server_conn *c = arg;
     struct server_call *call = user;
+    struct skep_error err = {0};
+    size_t count = headers->tensor_count;
+    skep_status rc = tensors_decode(headers->tensors, tensors, &count, &err);
 
     (void)stream;
-    call->tensor_count = headers->tensor_count;
-    for (size_t i = 0; i < headers->tensor_count; i++)
+    call->tensor_count = count;
+    for (size_t i = 0; i < count; i++)
         call->tensors[i] = tensors[i];
     call->complete = true;
     atomic_fetch_add(&c->io->owed, 1);
-    c->io->server->config.handlers.complete(c->io->server->config.arg, call);
+    if (rc != SKEP_OK)
+        server_call_reply(call, &err, NULL, 0, NULL, 0);
+    else
+        c->io->server->config.handlers.complete(c->io->server->config.arg, call);
 }
 
 static void end_session_side(struct server_call *call)
@@ -210,6 +221,25 @@ const struct session_events server_session_events = {
 
 /* The handler's side */
 
+/* Puts a tensor into the call's encoding, if it and the peer take it; describes what is sent. */
+static skep_status encode(struct server_call *call, DLManagedTensor **tensor,
+                          struct tensor_descriptor *descriptor, struct skep_error *err)
+{
+    bool taken = hello_takes_encoding(call->peer_features, call->encoding);
+    DLManagedTensor *encoded;
+    enum tensor_encoded how;
+    skep_status rc = tensor_encode(&(*tensor)->dl_tensor, taken ? call->encoding : ENCODING_NONE,
+                                   descriptor, &how, &encoded, err);
+
+    if (how == TENSOR_NOT_FINITE)
+        atomic_fetch_add_explicit(&call->io->server->not_encoded, 1, memory_order_relaxed);
+    if (encoded != NULL) {
+        skep_tensor_free(*tensor);
+        *tensor = encoded;
+    }
+    return rc;
+}
+
 /* On the loop's thread, or with the loop borrowed. Takes the tensors. Returns the connection that
  * has something to send now, NULL if the caller was gone. */
 static struct conn *answer(struct server_call *call, const struct skep_error *err,
@@ -227,10 +257,10 @@ static struct conn *answer(struct server_call *call, const struct skep_error *er
         return NULL;
     }
     for (size_t i = 0; i < count && rc == SKEP_OK; i++)
-        rc = tensor_descriptor_of(&headers.tensors[i], &tensors[i]->dl_tensor, &bad);
+        rc = encode(call, &tensors[i], &headers.tensors[i], &bad);
     if (rc != SKEP_OK) {
         error_prefix(&bad, "reply");
-        bad.status = SKEP_INTERNAL;
+        bad.status = rc == SKEP_RESOURCE_EXHAUSTED ? rc : SKEP_INTERNAL;
         err = &bad;
         free_tensors(tensors, count);
         count = 0;
@@ -334,6 +364,11 @@ void server_call_reply(struct server_call *call, const struct skep_error *err,
     else if (!last || reply_bytes(tensors, tensor_count) > MAX_DIRECT_BYTES ||
              !answer_directly(call, err, &view, tensors, tensor_count))
         post_answer(call, err, result, result_len, tensors, tensor_count);
+}
+
+void server_call_set_encoding(struct server_call *call, enum tensor_encoding encoding)
+{
+    call->encoding = encoding;
 }
 
 const struct call_headers *server_call_headers(const struct server_call *call)

@@ -70,6 +70,7 @@ struct server {
     atomic_bool drain_begun;
     _Atomic unsigned connections;
     _Atomic uint64_t open_calls;
+    _Atomic uint64_t not_encoded;
     _Atomic unsigned idle_waiters;
     pthread_mutex_t idle_lock; /* guards nothing but the wait on idle_changed */
     pthread_cond_t idle_changed;

@@ -57,6 +57,11 @@ struct session_peer {
     uint64_t features;
 };
 
+/*
+ * Tensors pass through here as they travel: one whose descriptor has an encoding is given, and
+ * handed out, as U8 [wire_bytes]. Who sends looks at the peer's features (hello_takes_encoding());
+ * decoding is left to whoever has the time. Limits count what is larger, encoded or decoded.
+ */
 struct session_events {
     /* The handshake is done and the peer is who was expected. */
     void (*established)(void *arg, const struct session_peer *peer);

@@ -95,6 +95,7 @@ static skep_status write_hello(struct session *s, struct skep_error *err)
         .major = PROTOCOL_MAJOR,
         .minor = PROTOCOL_MINOR,
         .agent = SESSION_AGENT,
+        .features = PROTOCOL_FEATURES & ~s->limits.message.refused_encodings,
         .stream_window = s->limits.stream_window,
         .connection_window = s->limits.connection_window,
         .max_streams = s->limits.max_streams,

@@ -153,7 +153,7 @@ struct session {
     struct frame_intake intake;
     uint32_t last_peer_stream; /* responder: highest id seen */
     uint64_t receive_window, receive_credit;
-    uint64_t declared_bytes; /* tensor bytes of messages received or being received */
+    uint64_t declared_bytes; /* tensor memory of messages received or being received */
     uint64_t last_receive_us;
     size_t receiving; /* streams in INTAKE_DATA */
 

@@ -117,7 +117,7 @@ static skep_status may_start(const struct session *s, const struct call_headers 
     uint64_t total = 0;
 
     for (size_t i = 0; i < headers->tensor_count; i++)
-        total += headers->tensors[i].wire_bytes;
+        total += tensor_descriptor_memory(&headers->tensors[i]);
     if (s->draining)
         return error_set(err, SKEP_UNAVAILABLE, "this node takes no more calls (draining)");
     if (s->stream_backlog > s->limits.max_reply_backlog) {
@@ -205,7 +205,7 @@ static skep_status take_reply(struct session *s, struct session_stream *stream,
     uint64_t total = 0;
 
     for (size_t i = 0; i < headers->tensor_count; i++)
-        total += headers->tensors[i].wire_bytes;
+        total += tensor_descriptor_memory(&headers->tensors[i]);
     if (total > s->limits.message.max_message_bytes - s->declared_bytes)
         return error_set(err, SKEP_RESOURCE_EXHAUSTED,
                          "replies with %" PRIu64 " bytes of tensors are under way on this "

@@ -291,6 +291,18 @@ skep_status stream_take_reply(struct session_stream *stream, struct reply_header
     return SKEP_OK;
 }
 
+/* As it travels: what is encoded stays so here, see session.h. */
+static skep_status make_tensor(const struct tensor_descriptor *d, DLManagedTensor **out,
+                               struct skep_error *err)
+{
+    DLDataType u8 = {.code = kDLUInt, .bits = 8, .lanes = 1};
+    int64_t bytes[1] = {(int64_t)d->wire_bytes};
+
+    if (d->encoding != ENCODING_NONE)
+        return skep_tensor_new(u8, 1, bytes, out, err);
+    return skep_tensor_new(d->dtype, d->ndim, d->shape, out, err);
+}
+
 skep_status stream_make_tensors(struct session *s, struct session_stream *stream,
                                 struct skep_error *err)
 {
@@ -299,15 +311,14 @@ skep_status stream_make_tensors(struct session *s, struct session_stream *stream
     size_t count = stream->call != NULL ? stream->call->tensor_count : stream->reply->tensor_count;
 
     for (size_t i = 0; i < count; i++) {
-        skep_status rc =
-            skep_tensor_new(d[i].dtype, d[i].ndim, d[i].shape, &stream->tensors[i], err);
+        skep_status rc = make_tensor(&d[i], &stream->tensors[i], err);
         if (rc != SKEP_OK)
             return rc;
         stream->tensor_count++;
         stream->receive_left += d[i].wire_bytes;
+        stream->declared += tensor_descriptor_memory(&d[i]);
+        s->declared_bytes += tensor_descriptor_memory(&d[i]);
     }
-    stream->declared = stream->receive_left;
-    s->declared_bytes += stream->declared;
     stream_set_intake(s, stream, INTAKE_DATA);
     return SKEP_OK;
 }
@@ -320,24 +331,25 @@ static skep_status check_outgoing(const struct session *s, const char *what,
                                   size_t i, uint64_t *total, struct skep_error *err)
 {
     const struct message_limits *limits = &s->limits.message;
+    uint64_t memory = tensor_descriptor_memory(announced);
     size_t bytes;
     skep_status rc = skep_tensor_bytes(tensor, &bytes, err);
 
     if (rc != SKEP_OK)
         return rc;
-    if ((unsigned)tensor->ndim > limits->max_dims)
+    if ((unsigned)announced->ndim > limits->max_dims)
         return error_set(err, SKEP_INVALID_ARGUMENT,
                          "%s: tensor %zu: %d dimensions, expected at most %u (max_dims)", what, i,
-                         tensor->ndim, limits->max_dims);
+                         announced->ndim, limits->max_dims);
     if (bytes != announced->wire_bytes)
         return error_set(err, SKEP_INVALID_ARGUMENT,
                          "%s: tensor %zu: %zu bytes, but %" PRIu64 " announced", what, i, bytes,
                          announced->wire_bytes);
-    if (bytes > limits->max_message_bytes - *total)
+    if (memory > limits->max_message_bytes - *total)
         return error_set(err, SKEP_INVALID_ARGUMENT,
                          "%s: more than %" PRIu64 " bytes of tensors (max_message_bytes)", what,
                          limits->max_message_bytes);
-    *total += bytes;
+    *total += memory;
     return SKEP_OK;
 }
 

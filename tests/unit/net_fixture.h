@@ -109,6 +109,8 @@ static void answer_echo(struct served *s)
     if (result_len > 0)
         memcpy(result, params->data, result_len);
     server_call_take_tensors(call);
+    if (server_call_headers(call)->has_reply_encoding)
+        server_call_set_encoding(call, server_call_headers(call)->reply_encoding);
     pthread_mutex_lock(&f->lock);
     f->gone_seen += server_call_is_gone(call);
     s->replied = true;

@@ -204,11 +204,12 @@ static void check_responder_version(int major_step, const char *expected)
 static void versions_that_differ_name_both_and_who_is_behind(void **state)
 {
     (void)state;
-    check_initiator_version(1, 0, "initiator 2.0, responder 1.0: update the responder");
-    check_initiator_version(-1, 7, "initiator 0.7, responder 1.0: update the initiator");
+    check_initiator_version(1, 0, "initiator 2.0, responder 1.1: update the responder");
+    check_initiator_version(-1, 7, "initiator 0.7, responder 1.1: update the initiator");
     check_initiator_version(0, 9, NULL); /* a later minor is welcome */
-    check_responder_version(1, "initiator 1.0, responder 2.0: update the initiator");
-    check_responder_version(-1, "initiator 1.0, responder 0.0: update the responder");
+    check_initiator_version(0, 0, NULL); /* as is an earlier one */
+    check_responder_version(1, "initiator 1.1, responder 2.0: update the initiator");
+    check_responder_version(-1, "initiator 1.1, responder 0.0: update the responder");
 }
 
 static void refuse_stranger(const void *data, size_t len)
