@@ -4,6 +4,7 @@
 
 /* X(function, "name", "summary") */
 #define CLI_BENCHES(X)                                                                             \
+    X(bench_codecs, "codecs", "tensor compression: speed of each scheme, both ways")               \
     X(bench_dht, "dht", "lookups in a network of DHT peers, also with some of them killed")        \
     X(bench_experts, "experts", "forward, backward and optimizer against the bare oneDNN calls")   \
     X(bench_rpc, "rpc", "calls over the wire: latency, rate and throughput; start-up and memory")  \
