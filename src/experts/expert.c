@@ -286,6 +286,7 @@ skep_status expert_new(const struct skep_expert_options *options, struct expert 
         goto out;
     if (e->is_half)
         rc = make_half(e, err);
+    e->optimizer.follower = e->is_half ? &e->half : NULL;
     if (rc != SKEP_OK)
         goto out;
     initialize(e, o->seed);
@@ -460,7 +461,6 @@ skep_status expert_backward(struct expert *expert, const DLTensor *inputs,
     if (rc == SKEP_OK) {
         snapshot_write_begin(&expert->gate);
         rc = optimizer_step(&expert->optimizer, expert->values, flat, err);
-        half_changed(&expert->half);
         atomic_fetch_add_explicit(rc == SKEP_OK ? &expert->updates : &expert->skipped, 1,
                                   memory_order_relaxed);
         snapshot_write_end(&expert->gate);

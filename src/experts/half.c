@@ -89,6 +89,20 @@ static void round_range(void *arg, size_t first, size_t last, unsigned part)
         simd_ops()->round_bf16(r->from + first, (float *)r->to + first, last - first);
 }
 
+void half_follow(const struct half *half, const float *values, size_t first, size_t last)
+{
+    struct rounding r = {values, half->copy, product_available()};
+
+    round_range(&r, first, last, 0);
+}
+
+void half_followed(struct half *half)
+{
+    drop_packed(half);
+    half->is_stale = false;
+    half->small_passes = 0;
+}
+
 /* Packed copies are a gain only, so it is no failure if memory for them is short. */
 static void pack(struct half *half)
 {
@@ -112,10 +126,8 @@ void half_refresh(struct half *half, const float *values, size_t rows)
     struct rounding r = {values, half->copy, product_available()};
 
     if (half->is_stale) {
-        drop_packed(half);
         parallel_range(half->count, GRAIN, 64, round_range, &r);
-        half->is_stale = false;
-        half->small_passes = 0;
+        half_followed(half);
     }
     if (rows >= SMALL_ROWS || half->is_packed || !product_available())
         return;

@@ -1,6 +1,7 @@
 /*
  * Copies of an expert's weights for computing in bfloat16: the float32 parameters stay the
- * originals that the optimizer changes, and the copies follow when they are next needed.
+ * originals that the optimizer changes. The copies follow it step by step, and other changes when
+ * they are next needed.
  *
  * Where the CPU has bfloat16 a copy is bfloat16; elsewhere it is float32 that has been rounded to
  * it, with the same result at float32's speed.
@@ -45,6 +46,11 @@ void half_fini(struct half *half); /* zeroed is allowed */
 
 /* The parameters have changed. */
 void half_changed(struct half *half);
+
+/* For who changes all of them and has just written [first, last): copies that, while it is in the
+ * cache. half_followed() once all are done. Any threads at once, on ranges apart. */
+void half_follow(const struct half *half, const float *values, size_t first, size_t last);
+void half_followed(struct half *half);
 
 /*
  * Makes the copies what a pass over `rows` rows needs. Few rows take as long as it takes to read

@@ -11,8 +11,11 @@
 #include "experts/parallel.h"
 #include "experts/workspace.h"
 
-/* Elements a thread must have at least: 20 us of work, less than waking it may take. */
-enum { GRAIN = 128 << 10 };
+enum {
+    GRAIN =
+        128 << 10, /* elements a thread must have at least: 20 us, less than waking it may take */
+    BLOCK = 16 << 10, /* elements whose parameters stay in the cache until they are copied */
+};
 
 /* The sum of squares, held in double, up to which every square also fits a float. */
 static const double MAX_SQUARED_NORM = 1e38;
@@ -203,22 +206,26 @@ struct sweep {
     struct simd_sgd sgd;
 };
 
-static void sweep_adam(void *arg, size_t first, size_t last, unsigned part)
+static void step_block(const struct sweep *s, size_t first, size_t n)
 {
-    const struct sweep *s = arg;
+    struct optimizer *opt = s->opt;
+    float *m = opt->m != NULL ? opt->m + first : NULL;
 
-    (void)part;
-    simd_ops()->adam(s->params + first, s->opt->m + first, s->opt->v + first, s->grads + first,
-                     last - first, &s->adam);
+    if (opt->kind == OPTIMIZER_SGD)
+        simd_ops()->sgd(s->params + first, m, s->grads + first, n, &s->sgd);
+    else
+        simd_ops()->adam(s->params + first, m, opt->v + first, s->grads + first, n, &s->adam);
+    if (opt->follower != NULL)
+        half_follow(opt->follower, s->params, first, first + n);
 }
 
-static void sweep_sgd(void *arg, size_t first, size_t last, unsigned part)
+static void sweep(void *arg, size_t first, size_t last, unsigned part)
 {
     const struct sweep *s = arg;
 
     (void)part;
-    simd_ops()->sgd(s->params + first, s->opt->m != NULL ? s->opt->m + first : NULL,
-                    s->grads + first, last - first, &s->sgd);
+    for (size_t at = first; at < last; at += BLOCK)
+        step_block(s, at, last - at < BLOCK ? last - at : BLOCK);
 }
 
 static struct simd_adam adam_coefficients(const struct optimizer *opt, float grad_scale)
@@ -258,17 +265,19 @@ skep_status optimizer_step(struct optimizer *opt, float *params, const float *gr
             "gradients: norm %g, expected a finite number below 1e19; no step was done",
             sqrt(squares));
     float scale = clip_scale(opt, sqrt(squares));
-    if (opt->kind == OPTIMIZER_ADAM || opt->kind == OPTIMIZER_ADAMW) {
-        s.adam = adam_coefficients(opt, scale);
-        parallel_range(opt->count, GRAIN, 16, sweep_adam, &s);
-    } else if (opt->kind == OPTIMIZER_SGD) {
+    if (opt->kind == OPTIMIZER_SGD)
         s.sgd = (struct simd_sgd){
             .grad_scale = scale,
             .l2 = (float)opt->weight_decay,
             .momentum = (float)opt->momentum,
             .step_size = (float)optimizer_rate(opt, opt->step),
         };
-        parallel_range(opt->count, GRAIN, 16, sweep_sgd, &s);
+    else if (opt->kind != OPTIMIZER_NONE)
+        s.adam = adam_coefficients(opt, scale);
+    if (opt->kind != OPTIMIZER_NONE) {
+        parallel_range(opt->count, GRAIN, 16, sweep, &s);
+        if (opt->follower != NULL)
+            half_followed(opt->follower);
     }
     opt->step++;
     return SKEP_OK;

@@ -10,6 +10,8 @@
 #include <skep/expert.h>
 #include <skep/status.h>
 
+#include "experts/half.h"
+
 enum optimizer_kind { OPTIMIZER_NONE, OPTIMIZER_ADAM, OPTIMIZER_ADAMW, OPTIMIZER_SGD };
 enum optimizer_schedule { SCHEDULE_NONE, SCHEDULE_CONSTANT, SCHEDULE_LINEAR };
 
@@ -29,6 +31,8 @@ struct optimizer {
     uint64_t step; /* steps done */
     float *m;      /* owned; NULL if the kind needs none */
     float *v;
+    /* Copies of the parameters that are to follow each step; borrowed, may be NULL. */
+    struct half *follower;
 };
 
 /* Checks the settings alone. SKEP_INVALID_ARGUMENT names the setting, the value and the range. */
