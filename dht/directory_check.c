@@ -53,20 +53,25 @@ static bool dates_are_possible(const struct directory *d, const struct candidate
            c->seq / 1000 <= (uint64_t)(now_s + ahead);
 }
 
-/* Whether a value is worth checking a signature; fills in the candidate. */
-static bool is_candidate(struct directory *d, struct query *q, const struct inbox_event *event,
-                         int64_t now_s, struct candidate *c)
+enum worth { WORTH_NOTHING, WORTH_REFUSING, WORTH_CHECKING };
+
+/* Whether a value is worth checking a signature; fills in the candidate. Who looks for records of
+ * our own does not care what others have under the key. */
+static enum worth worth_of(struct directory *d, struct query *q, const struct inbox_event *event,
+                           int64_t now_s, struct candidate *c)
 {
-    if (!peek(c, event) || !dates_are_possible(d, c, now_s))
-        return false;
+    if (!peek(c, event))
+        return q->own ? WORTH_NOTHING : WORTH_REFUSING;
+    if (q->own && memcmp(c->peer_id, d->identity->peer_id, PEER_ID_BYTES) != 0)
+        return WORTH_NOTHING;
+    if (!dates_are_possible(d, c, now_s))
+        return WORTH_REFUSING;
     if (q->own)
-        return memcmp(c->peer_id, d->identity->peer_id, PEER_ID_BYTES) == 0;
-    if (q->collects)
-        return c->kind == q->record_kind;
-    if (c->kind != RECORD_EXPERT)
-        return false;
-    c->known = provider_set_seq(&q->found, c->peer_id) != 0;
-    return true;
+        return WORTH_CHECKING;
+    if (c->kind != (q->collects ? q->record_kind : RECORD_EXPERT))
+        return WORTH_REFUSING;
+    c->known = !q->collects && provider_set_seq(&q->found, c->peer_id) != 0;
+    return WORTH_CHECKING;
 }
 
 static int better_first(const void *a, const void *b)
@@ -192,10 +197,9 @@ void query_check_candidates(struct directory *d, struct query *q)
     size_t count = 0, refused = 0;
 
     for (const struct inbox_event *e = q->candidates; e != NULL && list != NULL; e = e->next) {
-        if (is_candidate(d, q, e, now_s, &list[count]))
-            count++;
-        else
-            refused++;
+        enum worth worth = worth_of(d, q, e, now_s, &list[count]);
+        count += worth == WORTH_CHECKING;
+        refused += worth == WORTH_REFUSING;
     }
     if (list != NULL)
         refused += check_all(d, q, list, count, now_s);
