@@ -210,7 +210,7 @@ static void handle_events(struct directory *d, struct inbox_event *events)
         if (q->collects)
             query_collected(d, q);
         else if (q->found.live > 0)
-            query_answer(d, q, SKEP_OK);
+            query_found(d, q);
     }
     while (ends != NULL) {
         struct inbox_event *event = ends;

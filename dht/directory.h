@@ -107,13 +107,17 @@ SKEP_MUST_CHECK skep_status directory_set_local(struct directory *directory,
 
 enum directory_flags {
     DIRECTORY_FRESH = 1, /* do not answer from the cache */
+    /* List all who serve it: OpenDHT brings each record by itself, so the answer waits until it has
+     * them all, or for as long again as the first one took (at least 20 ms, at most 250). */
+    DIRECTORY_ALL = 2,
 };
 /*
  * @param results  one per UID, in order; borrowed for the callback.
  */
 typedef void (*directory_found_fn)(void *arg, const struct lookup_result *results, size_t count);
-/* Looks up UIDs. @param uids copied. An answer comes at the first record that verifies, never at
- * OpenDHT's "done"; an empty answer is asked once more before it counts as a miss. */
+/* Looks up UIDs. @param uids copied. An answer comes at the first record that verifies, or with
+ * DIRECTORY_ALL soon after it, and never waits for dead nodes; an empty answer is asked once more
+ * before it counts as a miss. */
 SKEP_MUST_CHECK skep_status directory_get(struct directory *directory, const char *const *uids,
                                           size_t count, unsigned flags, uint64_t deadline_us,
                                           directory_found_fn found, void *arg,

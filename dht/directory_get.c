@@ -170,6 +170,8 @@ static bool answer_locally(struct directory *d, const char *uid, const uint8_t *
         return false;
     provider_set_expire(&e->found, d->wall_ms() / 1000);
     if (e->found.live > 0) {
+        if (flags & DIRECTORY_ALL && !e->whole)
+            return false;
         result->status = SKEP_OK;
         result->provider_count =
             provider_set_list(&e->found, result->providers, DIRECTORY_MAX_PROVIDERS);
@@ -201,6 +203,7 @@ static void look_up(struct directory *d, struct request *r, size_t i, const char
         waiter_set_result(w, SKEP_RESOURCE_EXHAUSTED);
         return;
     }
+    w->wants_all = (flags & DIRECTORY_ALL) != 0;
     waiter_attach(w, q);
     r->remaining++;
 }

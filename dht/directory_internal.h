@@ -37,6 +37,10 @@ enum {
     ATTEMPT_US = 3 * 1000 * 1000,       /* first attempt without "done": ask again all the same */
     LAST_ATTEMPT_US = 15 * 1000 * 1000, /* callers without a deadline get their answer by then */
     LINGER_US = 5 * 1000 * 1000,        /* after the answer, late records still enter the cache */
+    /* A lookup that wants all providers of an expert gives the others as long as the first took:
+     * between one round trip and a busy machine, these bound it. */
+    GRACE_MIN_US = 20 * 1000,
+    GRACE_MAX_US = 250 * 1000,
     /* A lookup that wants all records of a key ends so long after the first one. Whoever is alive
      * has spoken within milliseconds; the margin is for busy machines. */
     SETTLE_US = 250 * 1000,
@@ -62,6 +66,7 @@ struct query;
 struct waiter {
     struct request *request;
     struct query *query; /* NULL once it has its result */
+    bool wants_all;      /* DIRECTORY_ALL */
     struct waiter *next, **link;
 };
 
@@ -102,7 +107,7 @@ struct query {
     bool collects; /* every record of record_kind, not the providers of an expert */
     enum record_kind record_kind;
     struct collection *records; /* of one that collects, until it is answered */
-    uint64_t settle_us; /* of one that collects: when what is there will do; 0: nothing is */
+    uint64_t settle_us; /* when what is there will do, if there is something and not all of it */
     bool in_table;
     bool holds_slot;
     bool ended_ok; /* what OpenDHT said of the attempt that ended */
@@ -238,6 +243,8 @@ void queries_timers(struct directory *d, uint64_t now_us);
 void queries_free_all(struct directory *d);
 /* New records of one that collects: it will do with them soon, or at once. */
 void query_collected(struct directory *d, struct query *q);
+/* New records of an expert, which is served: the same, by what its waiters want. */
+void query_found(struct directory *d, struct query *q);
 
 /* directory_check.c. Without the lock, by the worker: */
 void query_check_candidates(struct directory *d, struct query *q);

@@ -2,6 +2,7 @@
  * Queries: one key being asked of the DHT, for every request that waits for it.
  *
  *   WAITING -> ASKED -> answered at the first record that verifies -> LINGERING -> freed
+ *              (for those who want all: when it is done, or a moment after the first record)
  *              ASKED -> came back empty -> PAUSED -> WAITING -> ASKED -> miss
  */
 #include "dht/directory_internal.h"
@@ -132,13 +133,16 @@ static void linger(struct directory *d, struct query *q)
     directory_due(d, q->linger_until_us);
 }
 
-void query_answer(struct directory *d, struct query *q, skep_status status)
+/* Gives those who wait their results; `patient` are also those who want all. */
+static void answer_waiters(struct directory *d, struct query *q, skep_status status, bool patient)
 {
     struct lookup_result *first = NULL;
 
-    while (q->waiters != NULL) {
-        struct waiter *w = q->waiters;
+    for (struct waiter *w = q->waiters, *next; w != NULL; w = next) {
         struct request *r = w->request;
+        next = w->next;
+        if (w->wants_all && !patient)
+            continue;
         waiter_detach(w);
         waiter_set_result(w, status);
         if (r->collections != NULL && status == SKEP_OK) {
@@ -156,6 +160,24 @@ void query_answer(struct directory *d, struct query *q, skep_status status)
         }
         request_count_down(d, r);
     }
+}
+
+/* What the cache has of this expert is all there is. */
+static void note_whole(struct directory *d, const struct query *q)
+{
+    struct cache_entry *e = q->own || q->collects ? NULL : lookup_cache_find(&d->cache, q->key);
+
+    if (e != NULL && e->found.live > 0)
+        e->whole = true;
+}
+
+void query_answer(struct directory *d, struct query *q, skep_status status)
+{
+    if (status == SKEP_OK && q->settle_us != 0 && !q->collects && q->found.live == 0)
+        status = SKEP_NOT_FOUND; /* it has been withdrawn meanwhile */
+    answer_waiters(d, q, status, true);
+    if (q->settle_us != 0)
+        note_whole(d, q);
     if (status == SKEP_NOT_FOUND && !q->own) {
         struct cache_entry *e = lookup_cache_touch(&d->cache, q->key);
         if (e != NULL)
@@ -177,6 +199,21 @@ void query_collected(struct directory *d, struct query *q)
         query_answer(d, q, SKEP_OK); /* late, after the "done" of an attempt */
     } else if (q->settle_us == 0) {
         q->settle_us = clock_mono_us() + SETTLE_US;
+        directory_due(d, q->settle_us);
+    }
+}
+
+void query_found(struct directory *d, struct query *q)
+{
+    answer_waiters(d, q, SKEP_OK, false);
+    if (q->waiters == NULL || q->state != QUERY_ASKED) {
+        query_answer(d, q, SKEP_OK);
+    } else if (q->settle_us == 0) {
+        uint64_t now_us = clock_mono_us();
+        uint64_t grace_us = now_us - q->asked_us;
+        if (grace_us < GRACE_MIN_US)
+            grace_us = GRACE_MIN_US;
+        q->settle_us = now_us + (grace_us < GRACE_MAX_US ? grace_us : GRACE_MAX_US);
         directory_due(d, q->settle_us);
     }
 }
@@ -230,8 +267,11 @@ void query_done(struct directory *d, struct ask *ask, bool ok)
             d->ended = q;
         }
     }
-    if (q->state == QUERY_LINGERING && q->asks == 0)
+    if (q->state == QUERY_LINGERING && q->asks == 0) {
+        if (ok && q->found.live > 0)
+            note_whole(d, q);
         free_query(d, q);
+    }
 }
 
 /* An attempt came back without a record that verifies. */
@@ -267,7 +307,7 @@ static void answer_unavailable(struct directory *d)
             request_count_down(d, w->request);
         }
         if (q->state == QUERY_ASKED || q->state == QUERY_PAUSED)
-            query_answer(d, q, SKEP_UNAVAILABLE);
+            query_answer(d, q, q->settle_us != 0 ? SKEP_OK : SKEP_UNAVAILABLE);
     }
 }
 

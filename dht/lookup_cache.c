@@ -104,6 +104,8 @@ struct cache_entry *lookup_cache_touch(struct lookup_cache *cache,
 void lookup_cache_forget(struct lookup_cache *cache, const uint8_t peer_id[static PEER_ID_BYTES])
 {
     for (struct cache_entry *e = cache->oldest; e != NULL; e = e->newer)
-        if (provider_set_seq(&e->found, peer_id) != 0)
-            provider_set_free(&e->found); /* whole, so that the next lookup asks anew */
+        if (provider_set_seq(&e->found, peer_id) != 0) {
+            provider_set_free(&e->found); /* all of it, so that the next lookup asks anew */
+            e->whole = false;
+        }
 }

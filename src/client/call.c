@@ -18,12 +18,8 @@
 #include "base/tensor.h"
 #include "base/thread.h"
 
-/*
- * How often one call looks its expert up. An answer comes at the first record, and OpenDHT brings
- * each record in a packet of its own: so an answer may be a dead node's alone, while the others
- * reach the cache a moment later. Every other round therefore asks the cache.
- */
-enum { LOOKUP_ROUNDS = 6 };
+/* How often one call looks its expert up: a node that has moved publishes again within moments. */
+enum { LOOKUP_ROUNDS = 3 };
 
 struct skep_call {
     atomic_uint refs; /* the user's, and the engine's until the call has ended */
@@ -206,8 +202,8 @@ static void lookup_found(void *arg, const struct lookup_result *results, size_t 
 static void look_up(struct skep_call *call)
 {
     const char *uid = call->expert->uid;
-    bool fresh = call->candidates.count > 0 && call->lookups % 2 == 0;
-    unsigned flags = fresh ? DIRECTORY_FRESH : 0;
+    /* If those that were known have failed, it takes all others. */
+    unsigned flags = call->candidates.count > 0 ? DIRECTORY_FRESH | DIRECTORY_ALL : 0;
     struct skep_error error;
 
     call->lookups++;

@@ -253,8 +253,9 @@ skep_status skep_client_find_many(struct skep_client *client, const char *const 
         return error_no_memory(err, "look-up", round * sizeof(*results));
     for (size_t first = 0; first < count; first += round) {
         size_t n = count - first < round ? count - first : round;
-        skep_status one = directory_get_wait(swarm_directory(client->swarm), uids + first, n, 0,
-                                             deadline_us, results, rc == SKEP_OK ? err : NULL);
+        skep_status one =
+            directory_get_wait(swarm_directory(client->swarm), uids + first, n, DIRECTORY_ALL,
+                               deadline_us, results, rc == SKEP_OK ? err : NULL);
         if (one == SKEP_OK)
             one = collect(client, uids + first, n, results, experts + first,
                           statuses != NULL ? statuses + first : NULL, rc == SKEP_OK ? err : NULL);

@@ -77,6 +77,118 @@ static void two_nodes_of_one_uid_are_both_found_freshest_first(void **state)
     net_stop_many(nodes, 4);
 }
 
+enum { REPLICAS = 5 };
+
+static void all_nodes_of_a_uid_are_listed_for_who_wants_all(void **state)
+{
+    (void)state;
+    struct net_node nodes[REPLICAS + 2];
+    struct net_node *asker = &nodes[REPLICAS + 1];
+
+    net_start_many(nodes, REPLICAS + 2);
+    for (uint16_t i = 1; i <= REPLICAS; i++)
+        assert_int_equal(net_declare_expert(&nodes[i], "ffn.5", 7000 + i, 60, false), SKEP_OK);
+    for (int i = 0; i < 50; i++) {
+        struct lookup_result *r = net_get(asker, "ffn.5", DIRECTORY_FRESH | DIRECTORY_ALL);
+        assert_int_equal(r->status, SKEP_OK);
+        assert_int_equal(r->provider_count, REPLICAS);
+        mem_free(r);
+        /* What a hasty lookup has left in the cache will not do. */
+        for (uint16_t k = 1; k <= REPLICAS; k++)
+            directory_forget_peer(net_directory(asker), nodes[k].identity.peer_id);
+        assert_int_equal(net_get_status(asker, "ffn.5", 0), SKEP_OK);
+        r = net_get(asker, "ffn.5", DIRECTORY_ALL);
+        assert_int_equal(r->provider_count, REPLICAS);
+        mem_free(r);
+    }
+    net_stop_many(nodes, REPLICAS + 2);
+}
+
+static void what_all_were_asked_for_is_remembered(void **state)
+{
+    (void)state;
+    struct net_node nodes[3];
+    struct directory_stats before, after;
+
+    net_start_many(nodes, 3);
+    assert_int_equal(net_declare_expert(&nodes[1], "ffn.3", 7001, 60, false), SKEP_OK);
+    assert_int_equal(net_get_port(&nodes[2], "ffn.3", DIRECTORY_ALL), 7001);
+    directory_stats(net_directory(&nodes[2]), &before);
+    assert_int_equal(net_get_port(&nodes[2], "ffn.3", DIRECTORY_ALL), 7001);
+    assert_int_equal(net_get_port(&nodes[2], "ffn.3", 0), 7001);
+    directory_stats(net_directory(&nodes[2]), &after);
+    assert_int_equal(after.gets, before.gets);
+    assert_int_equal(net_get_status(&nodes[2], "ffn.4", DIRECTORY_ALL), SKEP_NOT_FOUND);
+    net_stop_many(nodes, 3);
+}
+
+/* Two kinds of waiters on one lookup, each answered as it wants. */
+static void on_first(void *arg, const struct lookup_result *results, size_t count)
+{
+    assert_int_equal(count, 1);
+    net_event_set(arg, results->status == SKEP_OK ? results->provider_count : 0);
+}
+
+static void hasty_and_patient_callers_share_a_lookup(void **state)
+{
+    (void)state;
+    struct net_node nodes[REPLICAS + 2];
+    struct directory *asker;
+    const char *uid = "ffn.5";
+
+    net_start_many(nodes, REPLICAS + 2);
+    asker = net_directory(&nodes[REPLICAS + 1]);
+    for (uint16_t i = 1; i <= REPLICAS; i++)
+        assert_int_equal(net_declare_expert(&nodes[i], "ffn.5", 7000 + i, 60, false), SKEP_OK);
+    for (int i = 0; i < 20; i++) {
+        struct net_event hasty, patient;
+        net_event_init(&hasty);
+        net_event_init(&patient);
+        assert_int_equal(directory_get(asker, &uid, 1, DIRECTORY_FRESH | DIRECTORY_ALL,
+                                       net_deadline(), on_first, &patient, NULL),
+                         SKEP_OK);
+        assert_int_equal(
+            directory_get(asker, &uid, 1, DIRECTORY_FRESH, net_deadline(), on_first, &hasty, NULL),
+            SKEP_OK);
+        assert_true(net_event_wait(&hasty, 1));
+        assert_true(net_event_wait(&patient, 1));
+        assert_true(hasty.number >= 1);
+        assert_int_equal(patient.number, REPLICAS);
+        net_event_fini(&hasty);
+        net_event_fini(&patient);
+    }
+    net_stop_many(nodes, REPLICAS + 2);
+}
+
+static void on_own(void *arg, uint64_t highest_seq)
+{
+    net_event_set(arg, highest_seq);
+}
+
+static void others_records_under_a_key_of_ours_are_not_refused(void **state)
+{
+    (void)state;
+    struct net_node nodes[3];
+    struct net_event own;
+    struct directory_stats stats;
+    uint8_t key[RECORD_KEY_BYTES];
+
+    net_start_many(nodes, 3);
+    for (uint16_t i = 1; i < 3; i++)
+        assert_int_equal(net_declare_expert(&nodes[i], "ffn.5", 7000 + i, 60, false), SKEP_OK);
+    record_key_expert(swarm_record(nodes[1].swarm), "ffn.5", key);
+    net_event_init(&own);
+    assert_int_equal(
+        directory_find_own(net_directory(&nodes[1]), key, 1, net_deadline(), on_own, &own, NULL),
+        SKEP_OK);
+    assert_true(net_event_wait(&own, 1));
+    assert_true(own.number > 0);
+    net_event_fini(&own);
+    directory_stats(net_directory(&nodes[1]), &stats);
+    assert_int_equal(stats.records_refused, 0);
+    net_stop_many(nodes, 3);
+}
+
 static void without_peers_nothing_blocks_and_a_late_joiner_finds_the_record(void **state)
 {
     (void)state;
@@ -553,6 +665,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(own_others_absent_and_invalid_uids_are_answered_in_order),
         cmocka_unit_test(two_nodes_of_one_uid_are_both_found_freshest_first),
+        cmocka_unit_test(all_nodes_of_a_uid_are_listed_for_who_wants_all),
+        cmocka_unit_test(what_all_were_asked_for_is_remembered),
+        cmocka_unit_test(hasty_and_patient_callers_share_a_lookup),
+        cmocka_unit_test(others_records_under_a_key_of_ours_are_not_refused),
         cmocka_unit_test(without_peers_nothing_blocks_and_a_late_joiner_finds_the_record),
         cmocka_unit_test(a_peer_that_never_answers_holds_nothing_up),
         cmocka_unit_test(an_offline_record_withdraws_a_peer),
