@@ -58,6 +58,7 @@ def case_signals_at_once_after_the_start():
                 until(lambda: os.path.exists("/proc/%d/task" % node.popen.pid) and
                       len(os.listdir("/proc/%d/task" % node.popen.pid)) > 1, 20, "threads")
             assert node.stop(5) == 0, node.read_log()
+            assert "not published" not in node.read_log(), node.read_log()
 
 
 def case_the_work_under_way_is_finished():
