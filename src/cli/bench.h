@@ -8,7 +8,8 @@
     X(bench_dht, "dht", "lookups in a network of DHT peers, also with some of them killed")        \
     X(bench_experts, "experts", "forward, backward and optimizer against the bare oneDNN calls")   \
     X(bench_rpc, "rpc", "calls over the wire: latency, rate and throughput; start-up and memory")  \
-    X(bench_throughput, "throughput", "a node under the load of many clients")
+    X(bench_throughput, "throughput", "a node under the load of many clients")                     \
+    X(bench_tracker, "tracker", "a tracker under load: rate, latency, memory")
 
 #define BENCH_DECLARE(function, name, summary) int function(int argc, char **argv);
 CLI_BENCHES(BENCH_DECLARE)
