@@ -1,4 +1,4 @@
 skep_unit_test(test_record_tracker MODULES dht)
 skep_unit_test(test_directory_list MODULES dht TIMEOUT 120)
 skep_unit_test(test_tracker_peers MODULES dht TIMEOUT 120)
-set_property(TEST test_directory_list test_tracker_peers APPEND PROPERTY LABELS threads)
+
