@@ -47,6 +47,7 @@ static void exchange_run(struct exchange *x, const char *method, enum tensor_enc
                                        on_done, &x->w, NULL, NULL),
                      SKEP_OK);
     waiter_wait(&x->w);
+    server_stop(x->f.server); /* what has been sent has been counted then */
     server_counters(x->f.server, &x->counters);
 }
 
