@@ -46,6 +46,13 @@ struct skep_client_options {
     uint32_t timeout_ms;              /**< of a call that gives none; default 30,000 */
     uint32_t max_in_flight;           /**< calls at once; default 4096 */
     uint64_t max_message_bytes;       /**< tensors of one message; default 1 GiB */
+    /**
+     * How activations (inputs there, outputs back) and gradients (of outputs there, of inputs back)
+     * travel in calls that don't say. DEFAULT (the default): replies come as the node likes
+     * (`skep node --compression`); requests go as they are or, once skep_remote_expert_info() has
+     * asked the expert for its schema, as that says.
+     */
+    enum skep_compression compression, grad_compression;
 };
 
 SKEP_API void skep_client_options_init(struct skep_client_options *options);
@@ -80,6 +87,10 @@ SKEP_API SKEP_MUST_CHECK skep_status skep_client_wait_joined(struct skep_client 
 
 /** How many DHT peers are known to answer. */
 SKEP_API unsigned skep_client_peer_count(struct skep_client *client);
+
+/** Tensors of requests that held NaN or infinity, so that they went as float32 although compression
+ * was asked for. */
+SKEP_API uint64_t skep_client_not_compressed(const struct skep_client *client);
 
 /** This client's own peer id. View of the client. */
 SKEP_API const char *skep_client_peer_id(const struct skep_client *client);
@@ -151,6 +162,8 @@ struct skep_expert_info {
     int64_t max_batch_size;
     uint64_t queued_tasks;
     double examples_per_second;
+    /** How its activations and gradients travel when a caller does not say. Never DEFAULT. */
+    enum skep_compression compression, grad_compression;
 };
 
 /** Asks for it. Fails over like a forward call. Errors as skep_remote_expert_forward(). */
@@ -170,6 +183,9 @@ struct skep_call_options {
      * the same node.
      */
     const uint8_t *request_id;
+    /** How activations and gradients travel, both ways; DEFAULT: as the client's options say. A
+     * node that doesn't know of compression is sent, and sends, tensors as they are. */
+    enum skep_compression compression, grad_compression;
 };
 
 /**
@@ -217,7 +233,9 @@ typedef void (*skep_call_fn)(struct skep_call *call, void *arg);
  * @param done    may be NULL (then wait with skep_call_wait()). May run before this returns.
  * @param out     owned: skep_call_free(). Written before done can run.
  * @return other than SKEP_OK: nothing was started, done will not run. SKEP_RESOURCE_EXHAUSTED if
- *         max_in_flight calls are under way; SKEP_INVALID_ARGUMENT for unusable tensors.
+ *         max_in_flight calls are under way; SKEP_INVALID_ARGUMENT for unusable tensors or a
+ *         compression that does not exist; SKEP_RESOURCE_EXHAUSTED also if memory is short.
+ *         Compressing is done by this function, on the thread that calls it.
  */
 SKEP_API SKEP_MUST_CHECK skep_status skep_remote_expert_forward_start(
     struct skep_remote_expert *expert, const DLTensor *const *inputs, size_t count,

@@ -94,6 +94,10 @@ struct skep_node_options {
     unsigned keep_checkpoints;     /**< of each expert, 1 or more. Default 2. */
     /** skep_node_load_experts() fails on what it would else leave out with a warning. */
     bool strict_checkpoints;
+    /** How activations (outputs) and gradients (of inputs) travel to callers who don't say what
+     * they want, and what the experts' schema recommends for requests. DEFAULT (the default) is
+     * NONE. */
+    enum skep_compression compression, grad_compression;
 };
 
 SKEP_API void skep_node_options_init(struct skep_node_options *options);
@@ -265,6 +269,8 @@ struct skep_node_stats {
     uint64_t checkpoints_saved, checkpoints_failed;
     int64_t last_checkpoint_unix_s; /**< 0: none yet */
     uint64_t checkpoint_wait_us;    /**< longest that an optimizer step has waited for a copy */
+    /** tensors of replies that held NaN or infinity and so went as float32, not compressed */
+    uint64_t not_compressed;
 };
 
 /** Counters since start; all 0 before. */

@@ -11,6 +11,7 @@
 #ifndef SKEP_TENSOR_H
 #define SKEP_TENSOR_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <dlpack/dlpack.h>
 #include <skep/status.h>
@@ -42,6 +43,36 @@ SKEP_API bool skep_dtype_from_name(const char *name, DLDataType *out);
 
 /** The safetensors name of a DLPack type; NULL if Skep does not know the type. Constant string. */
 SKEP_API const char *skep_dtype_name(DLDataType dtype);
+
+/**
+ * X(NAME, "name"): how F32 tensors may travel. Others travel as they are, and so does a tensor that
+ * would not become smaller. Formulas: docs/protocol.md, "Encodings".
+ *
+ * float16, bfloat16, meanstd16: half the bytes. uniform8, quantile8, blockwise8: a quarter.
+ * NaN and infinity have a place in float16 (which makes infinity 65504) and bfloat16 alone: in the
+ * other schemes a tensor that holds one travels as float32, and is counted.
+ */
+#define SKEP_COMPRESSION_MAP(X)                                                                    \
+    X(DEFAULT, "default") /* what is set one level up, see where it is used */                     \
+    X(NONE, "none")       /* bit for bit */                                                        \
+    X(FLOAT16, "float16")                                                                          \
+    X(BFLOAT16, "bfloat16")                                                                        \
+    X(MEANSTD16, "meanstd16") /* float16 around the mean of each row, in units of its deviation */ \
+    X(UNIFORM8, "uniform8")   /* 256 equal buckets over mean +- 3 standard deviations */           \
+    X(QUANTILE8, "quantile8") /* 256 buckets of equally many elements; slower to encode */         \
+    X(BLOCKWISE8, "blockwise8") /* 127 steps either way, by the largest of each 4,096 */
+
+enum skep_compression {
+#define SKEP_COMPRESSION_ROW(NAME, name) SKEP_COMPRESSION_##NAME,
+    SKEP_COMPRESSION_MAP(SKEP_COMPRESSION_ROW)
+#undef SKEP_COMPRESSION_ROW
+};
+
+/** Its name, such as "float16"; "unknown" for a number that is none. Constant string. */
+SKEP_API const char *skep_compression_name(enum skep_compression compression);
+
+/** By name. False (and nothing written) if unknown. */
+SKEP_API bool skep_compression_from_name(const char *name, enum skep_compression *out);
 
 /**
  * A new tensor with memory of its own, aligned to 64 bytes, not initialized.

@@ -33,6 +33,7 @@ struct skep_call {
     size_t tensor_count;
     DLTensor *tensors; /* owned: mem_free(); their shapes are behind them in the same memory */
     const DLTensor **tensor_pointers; /* the same memory */
+    struct compressed compressed;     /* of them */
 
     /* Of the engine's current step alone. */
     struct provider_list candidates; /* owned */
@@ -66,6 +67,7 @@ static void call_unref(struct skep_call *call)
     bytes_free(&call->result);
     mem_free(call->candidates.items);
     mem_free(call->tried);
+    compressed_free(&call->compressed);
     mem_free(call->tensors);
     mem_free(call->headers);
     remote_expert_unref(call->expert);
@@ -335,6 +337,7 @@ static bool try_current(struct skep_call *call)
 {
     struct pool_target target;
     struct pool_call *handle = NULL;
+    bool is_compressed = call->compressed.tensors != NULL;
 
     call->tried[call->current] = true;
     fill_target(call, &target);
@@ -344,8 +347,10 @@ static bool try_current(struct skep_call *call)
     /* Once started, the call may have ended before the next line runs: our reference keeps it. */
     atomic_fetch_add_explicit(&call->refs, 1, memory_order_relaxed);
     bool started =
-        pool_call(call->client->pool, &target, call->headers, call->tensor_pointers,
-                  call->deadline_us, pool_done, call, &handle, &call->last_error) == SKEP_OK;
+        pool_call_encoded(call->client->pool, &target, call->headers,
+                          is_compressed ? call->compressed.tensors : call->tensor_pointers,
+                          is_compressed ? call->tensor_pointers : NULL, call->deadline_us,
+                          pool_done, call, &handle, &call->last_error) == SKEP_OK;
     if (started) {
         pthread_mutex_lock(&call->lock);
         if (call->attempt == attempt && call->attempt_done != attempt) {
@@ -428,6 +433,42 @@ static skep_status copy_tensors(struct skep_call *call, const DLTensor *const *t
     return SKEP_OK;
 }
 
+/* The first that says anything. */
+static enum skep_compression choose(enum skep_compression call, enum skep_compression client)
+{
+    return call != SKEP_COMPRESSION_DEFAULT ? call : client;
+}
+
+static skep_status compress(struct skep_call *call, const struct call_request *request,
+                            struct skep_error *err)
+{
+    struct skep_client *client = call->client;
+    enum skep_compression plain = choose(request->compression, client->compression);
+    enum skep_compression grad = choose(request->grad_compression, client->grad_compression);
+    enum skep_compression back = request->gradient_count > 0 ? grad : plain;
+    size_t not_finite;
+
+    skep_status rc = tensor_encoding_check("compression", plain, err);
+    if (rc == SKEP_OK)
+        rc = tensor_encoding_check("grad_compression", grad, err);
+    if (rc != SKEP_OK || request->tensor_count == 0)
+        return rc;
+    /* Nobody here has said: for the reply the node decides, requests go by the expert's schema. */
+    call->headers->has_reply_encoding = back != SKEP_COMPRESSION_DEFAULT;
+    call->headers->reply_encoding = tensor_encoding_of(back);
+    plain = choose(plain, (enum skep_compression)atomic_load_explicit(&call->expert->compression,
+                                                                      memory_order_relaxed));
+    grad = choose(grad, (enum skep_compression)atomic_load_explicit(&call->expert->grad_compression,
+                                                                    memory_order_relaxed));
+    rc = compressed_make(&call->compressed, call->tensor_pointers, call->tensor_count,
+                         request->gradient_count, tensor_encoding_of(plain),
+                         tensor_encoding_of(grad), call->headers->tensors, &not_finite, err);
+    atomic_fetch_add_explicit(&client->not_compressed, not_finite, memory_order_relaxed);
+    if (rc != SKEP_OK)
+        error_prefix(err, "expert %s", call->expert->uid);
+    return rc;
+}
+
 static skep_status fill_headers(struct skep_call *call, const struct call_request *request,
                                 struct skep_error *err)
 {
@@ -487,6 +528,8 @@ static skep_status call_new(struct skep_remote_expert *expert, const struct call
     skep_status rc = fill_headers(call, request, err);
     if (rc == SKEP_OK)
         rc = copy_tensors(call, request->tensors, request->tensor_count, err);
+    if (rc == SKEP_OK)
+        rc = compress(call, request, err);
     if (rc == SKEP_OK) {
         struct provider_list known;
         bool ok = remote_expert_snapshot(expert, &known);

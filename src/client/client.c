@@ -109,13 +109,21 @@ skep_status skep_client_new(const struct skep_client_options *options, struct sk
                             struct skep_error *err)
 {
     skep_status rc;
-    struct skep_client *client = mem_calloc(1, sizeof(*client));
+    struct skep_client *client;
 
     *out = NULL;
+    rc = tensor_encoding_check("compression", options->compression, err);
+    if (rc == SKEP_OK)
+        rc = tensor_encoding_check("grad_compression", options->grad_compression, err);
+    if (rc != SKEP_OK)
+        return rc;
+    client = mem_calloc(1, sizeof(*client));
     if (client == NULL)
         return error_no_memory(err, "client", sizeof(*client));
     pthread_mutex_init(&client->lock, NULL);
     client->plaintext = options->insecure_plaintext;
+    client->compression = options->compression;
+    client->grad_compression = options->grad_compression;
     client->timeout_ms = options->timeout_ms != 0 ? options->timeout_ms : DEFAULT_TIMEOUT_MS;
     client->max_in_flight =
         options->max_in_flight != 0 ? options->max_in_flight : DEFAULT_MAX_IN_FLIGHT;
@@ -175,6 +183,11 @@ skep_status skep_client_wait_joined(struct skep_client *client, uint32_t timeout
 unsigned skep_client_peer_count(struct skep_client *client)
 {
     return client->swarm != NULL ? swarm_peer_count(client->swarm) : 0;
+}
+
+uint64_t skep_client_not_compressed(const struct skep_client *client)
+{
+    return atomic_load_explicit(&client->not_compressed, memory_order_relaxed);
 }
 
 const char *skep_client_peer_id(const struct skep_client *client)

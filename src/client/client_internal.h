@@ -11,6 +11,7 @@
 #include <skep/client.h>
 #include "base/bytes.h"
 #include "client/avoid.h"
+#include "client/compress.h"
 #include "crypto/identity.h"
 #include "crypto/swarm_key.h"
 #include "dht/swarm.h"
@@ -25,6 +26,8 @@ struct skep_client {
     char *swarm_name; /* owned: mem_free() */
     uint32_t timeout_ms;
     uint32_t max_in_flight;
+    enum skep_compression compression, grad_compression;
+    _Atomic uint64_t not_compressed;
     struct swarm *swarm; /* owned: swarm_leave(); NULL without DHT */
     struct pool *pool;   /* owned: pool_free() */
 
@@ -47,6 +50,8 @@ struct skep_remote_expert {
     bool any_peer;        /* fixed, and whoever answers will do */
     pthread_mutex_t lock; /* guards providers */
     struct provider_list providers;
+    /* What its schema recommends, as enum skep_compression; DEFAULT before `info` has told. */
+    atomic_int compression, grad_compression;
 };
 
 /* Copies a list; false if memory is short (*out is empty then). */
@@ -75,6 +80,8 @@ struct call_request {
     const uint8_t *request_id;
     const DLTensor *const *tensors; /* inputs, then gradients */
     size_t tensor_count;
+    size_t gradient_count; /* of these, the last ones */
+    enum skep_compression compression, grad_compression;
     uint32_t timeout_ms;
 };
 skep_status call_start(struct skep_remote_expert *expert, const struct call_request *request,

@@ -37,6 +37,17 @@ static bool read_specs(const msgpack_object *o, struct skep_tensor_spec *specs, 
     return true;
 }
 
+/* A node of before, or an encoding of later: as it is. */
+static enum skep_compression read_compression(const msgpack_object *o)
+{
+    char name[32];
+    enum tensor_encoding encoding = ENCODING_NONE;
+
+    if (mp_str(o, name, sizeof(name)))
+        (void)tensor_encoding_from_name(name, &encoding);
+    return tensor_encoding_setting(encoding);
+}
+
 static bool read_info(const msgpack_object *root, struct skep_expert_info *info)
 {
     const msgpack_object *load = mp_get(root, "load");
@@ -44,6 +55,8 @@ static bool read_info(const msgpack_object *root, struct skep_expert_info *info)
     /* The load is a courtesy; the rest has to be there. */
     (void)mp_u64(mp_get(load, "queued_tasks"), &info->queued_tasks);
     (void)mp_f64(mp_get(load, "examples_per_s"), &info->examples_per_second);
+    info->compression = read_compression(mp_get(root, "compression"));
+    info->grad_compression = read_compression(mp_get(root, "grad_compression"));
     return mp_str(mp_get(root, "uid"), info->uid, sizeof(info->uid)) &&
            mp_str(mp_get(root, "class"), info->cls, sizeof(info->cls)) &&
            mp_str(mp_get(root, "precision"), info->precision, sizeof(info->precision)) &&
@@ -90,6 +103,11 @@ skep_status skep_remote_expert_info(struct skep_remote_expert *expert, uint32_t 
         skep_tensor_free(outputs[i]);
     if (rc == SKEP_OK)
         rc = parse_info(call, expert->uid, out, err);
+    if (rc == SKEP_OK) {
+        atomic_store_explicit(&expert->compression, (int)out->compression, memory_order_relaxed);
+        atomic_store_explicit(&expert->grad_compression, (int)out->grad_compression,
+                              memory_order_relaxed);
+    }
     skep_call_free(call);
     return rc;
 }

@@ -19,6 +19,8 @@ skep_status skep_remote_expert_forward_start(struct skep_remote_expert *expert,
         .method = "forward",
         .tensors = inputs,
         .tensor_count = count,
+        .compression = options->compression,
+        .grad_compression = options->grad_compression,
         .timeout_ms = options->timeout_ms,
     };
     return call_start(expert, &request, done, arg, out, err);
@@ -48,6 +50,9 @@ skep_status skep_remote_expert_backward_start(
         .request_id = options->request_id,
         .tensors = tensors,
         .tensor_count = input_count + grad_count,
+        .gradient_count = grad_count,
+        .compression = options->compression,
+        .grad_compression = options->grad_compression,
         .timeout_ms = options->timeout_ms,
     };
     return call_start(expert, &request, done, arg, out, err);

@@ -122,6 +122,7 @@ static void collect_server(const struct server *server, struct skep_node_stats *
     out->calls = c.calls;
     out->bytes_in = c.bytes_in;
     out->bytes_out = c.bytes_out;
+    out->not_compressed = c.not_encoded;
 }
 
 static void collect_checkpoints(struct checkpointer *checkpointer, struct skep_node_stats *out)

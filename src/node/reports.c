@@ -2,6 +2,7 @@
 #include "base/error.h"
 #include "base/mp.h"
 #include "node/service.h"
+#include "wire/tensor_codec.h"
 
 struct report {
     msgpack_sbuffer buffer;
@@ -94,10 +95,12 @@ void report_info(struct service *service, struct server_call *call, const struct
     task_pool_stats(hosted->forward, &forward);
     task_pool_stats(hosted->backward, &backward);
     report_init(&r);
-    put_map(&r, NULL, 11);
+    put_map(&r, NULL, 13);
     put_str(&r, "uid", hosted->uid);
     put_str(&r, "class", expert_class_name(hosted->expert));
     put_str(&r, "precision", expert_precision_name(hosted->expert));
+    put_str(&r, "compression", tensor_encoding_name(service->encoding));
+    put_str(&r, "grad_compression", tensor_encoding_name(service->grad_encoding));
     put_uint(&r, "parameters", expert_parameter_count(hosted->expert));
     put_uint(&r, "updates", expert_update_count(hosted->expert));
     put_uint(&r, "skipped_steps", expert_skipped_count(hosted->expert));
@@ -156,6 +159,7 @@ void report_stats(struct service *service, struct server_call *call)
         {"protocol_errors", s.protocol_errors},
         {"bytes_in", s.bytes_in},
         {"bytes_out", s.bytes_out},
+        {"not_compressed", s.not_compressed},
         {"dht_peers", s.dht_peers},
         {"publish_rounds", s.publish_rounds},
         {"publish_rounds_failed", s.publish_rounds_failed},

@@ -151,8 +151,15 @@ static void reply(struct request *request, const struct skep_error *err, DLManag
                   size_t count)
 {
     struct server_call *call = request->call;
+    const struct call_headers *headers = server_call_headers(call);
+    const struct service *service = request->service;
 
     request->call = NULL;
+    if (headers->has_reply_encoding)
+        server_call_set_encoding(call, headers->reply_encoding);
+    else
+        server_call_set_encoding(call,
+                                 request->is_backward ? service->grad_encoding : service->encoding);
     server_call_reply(call, err, NULL, 0, tensors, count);
     let_go(request);
 }

@@ -23,8 +23,9 @@ struct service {
     size_t expert_count;
     int64_t max_batch_size;
     bool detect_anomalies;
-    struct once *once;           /* borrowed */
-    struct dial_back *dial_back; /* borrowed; NULL: not offered */
+    enum tensor_encoding encoding, grad_encoding; /* of replies to callers who don't say */
+    struct once *once;                            /* borrowed */
+    struct dial_back *dial_back;                  /* borrowed; NULL: not offered */
     /* Fills in what the node knows; any thread. */
     void (*stats)(void *arg, struct skep_node_stats *out);
     void *stats_arg;

@@ -8,6 +8,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "wire/tensor_codec.h"
 
 enum {
     SWARM_NAME_MAX = 127,       /* what a hello has room for */
@@ -191,6 +192,10 @@ skep_status settings_init(struct settings *s, const struct skep_node_options *op
     memcpy(o, options, options->size);
 
     rc = check_numbers(o, err);
+    if (rc == SKEP_OK)
+        rc = tensor_encoding_check("compression", o->compression, err);
+    if (rc == SKEP_OK)
+        rc = tensor_encoding_check("grad_compression", o->grad_compression, err);
     if (rc == SKEP_OK)
         rc = check_swarm_name(o->swarm, err);
     if (rc == SKEP_OK)

@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "node/memory.h"
 #include "node/pattern.h"
+#include "wire/tensor_codec.h"
 
 enum {
     JOIN_WAIT_MS = 10000,   /* before UIDs of a pattern are chosen */
@@ -215,6 +216,8 @@ static skep_status open_service(struct skep_node *node, struct skep_error *err)
         .expert_count = node->expert_count,
         .max_batch_size = s->options.max_batch_size,
         .detect_anomalies = s->options.detect_anomalies,
+        .encoding = tensor_encoding_of(s->options.compression),
+        .grad_encoding = tensor_encoding_of(s->options.grad_compression),
         .once = node->once,
         .dial_back = node->dial_back,
         .stats = fill_stats,

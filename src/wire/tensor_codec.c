@@ -95,6 +95,58 @@ bool tensor_encoding_from_name(const char *name, enum tensor_encoding *out)
     return false;
 }
 
+/* ---- Settings of the public API ---- */
+
+static const char *const setting_names[] = {
+#define SETTING_NAME(NAME, name) name,
+    SKEP_COMPRESSION_MAP(SETTING_NAME)
+#undef SETTING_NAME
+};
+enum { SETTING_COUNT = sizeof(setting_names) / sizeof(setting_names[0]) };
+
+_Static_assert((int)SKEP_COMPRESSION_NONE == (int)ENCODING_NONE + 1 &&
+                   (int)SKEP_COMPRESSION_BLOCKWISE8 == (int)ENCODING_BLOCKWISE8 + 1 &&
+                   (int)SETTING_COUNT == (int)ENCODING_COUNT + 1,
+               "settings are encodings in the same order, behind DEFAULT");
+
+const char *skep_compression_name(enum skep_compression compression)
+{
+    return (unsigned)compression < SETTING_COUNT ? setting_names[compression] : "unknown";
+}
+
+bool skep_compression_from_name(const char *name, enum skep_compression *out)
+{
+    for (int i = 0; i < SETTING_COUNT; i++)
+        if (strcmp(setting_names[i], name) == 0) {
+            *out = (enum skep_compression)i;
+            return true;
+        }
+    return false;
+}
+
+enum tensor_encoding tensor_encoding_of(enum skep_compression compression)
+{
+    if (compression == SKEP_COMPRESSION_DEFAULT || (unsigned)compression >= SETTING_COUNT)
+        return ENCODING_NONE;
+    return (enum tensor_encoding)(compression - SKEP_COMPRESSION_NONE);
+}
+
+enum skep_compression tensor_encoding_setting(enum tensor_encoding encoding)
+{
+    return (enum skep_compression)((unsigned)encoding + SKEP_COMPRESSION_NONE);
+}
+
+skep_status tensor_encoding_check(const char *option, enum skep_compression compression,
+                                  struct skep_error *err)
+{
+    if ((unsigned)compression < SETTING_COUNT)
+        return SKEP_OK;
+    return error_set(err, SKEP_INVALID_ARGUMENT, "%s: %u, expected 0 to %d", option,
+                     (unsigned)compression, SETTING_COUNT - 1);
+}
+
+/* ---- Sizes ---- */
+
 bool codec_measure(int ndim, const int64_t *shape, struct codec_array *out)
 {
     if (!shape_count(ndim, shape, &out->count))

@@ -13,6 +13,15 @@ const char *tensor_encoding_name(enum tensor_encoding encoding);
 /* False (and *out untouched) if there is no such encoding. */
 bool tensor_encoding_from_name(const char *name, enum tensor_encoding *out);
 
+/* What a setting of the public API means: its encoding, ENCODING_NONE for DEFAULT and NONE; and the
+ * other way round, never DEFAULT. */
+enum tensor_encoding tensor_encoding_of(enum skep_compression compression);
+enum skep_compression tensor_encoding_setting(enum tensor_encoding encoding);
+/* SKEP_INVALID_ARGUMENT, naming the option, unless it is one of enum skep_compression. */
+SKEP_MUST_CHECK skep_status tensor_encoding_check(const char *option,
+                                                  enum skep_compression compression,
+                                                  struct skep_error *err);
+
 /*
  * How many bytes a tensor has on the wire. False (and *out untouched) if the encoding is unknown or
  * not for this type, or a size does not fit.
