@@ -11,6 +11,7 @@
 #include "base/tensor.h"
 #include "cli/client_options.h"
 #include "cli/command.h"
+#include "cli/compression.h"
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/tensor_files.h"
@@ -42,6 +43,10 @@ static const struct option_spec specs[] = {
      .kind = OPTION_STRING,
      .placeholder = "HEX",
      .help = "with --endpoint: who must answer there"},
+    COMPRESSION_OPTION_SPECS("how F32 inputs and outputs travel: none, float16, bfloat16, "
+                             "meanstd16, uniform8, quantile8 or blockwise8; without it as the node "
+                             "likes",
+                             "the same for gradients"),
     CLIENT_OPTION_SPECS,
 };
 
@@ -152,6 +157,8 @@ static void print_info(const struct skep_expert_info *info)
            info->max_batch_size);
     printf("%-12s%.0f examples/s, %" PRIu64 " tasks waiting\n", "load", info->examples_per_second,
            info->queued_tasks);
+    printf("%-12s%s, gradients %s\n", "compression", skep_compression_name(info->compression),
+           skep_compression_name(info->grad_compression));
 }
 
 static skep_status show_info(struct call *c, struct skep_error *err)
@@ -165,14 +172,16 @@ static skep_status show_info(struct call *c, struct skep_error *err)
         print_info(&info);
         return SKEP_OK;
     }
-    json_print(json_pack("{s:s, s:s, s:s, s:s, s:o, s:o, s:I, s:I, s:I, s:f, s:I}", "uid", info.uid,
-                         "peer_id", info.peer_id, "class", info.cls, "precision", info.precision,
-                         "inputs", json_of_specs(info.schema.inputs, info.schema.input_count),
-                         "outputs", json_of_specs(info.schema.outputs, info.schema.output_count),
-                         "parameters", (json_int_t)info.parameter_count, "updates",
-                         (json_int_t)info.update_count, "max_batch_size",
-                         (json_int_t)info.max_batch_size, "examples_per_s",
-                         info.examples_per_second, "queued_tasks", (json_int_t)info.queued_tasks),
+    json_print(json_pack("{s:s, s:s, s:s, s:s, s:o, s:o, s:I, s:I, s:I, s:f, s:I, s:s, s:s}", "uid",
+                         info.uid, "peer_id", info.peer_id, "class", info.cls, "precision",
+                         info.precision, "inputs",
+                         json_of_specs(info.schema.inputs, info.schema.input_count), "outputs",
+                         json_of_specs(info.schema.outputs, info.schema.output_count), "parameters",
+                         (json_int_t)info.parameter_count, "updates", (json_int_t)info.update_count,
+                         "max_batch_size", (json_int_t)info.max_batch_size, "examples_per_s",
+                         info.examples_per_second, "queued_tasks", (json_int_t)info.queued_tasks,
+                         "compression", skep_compression_name(info.compression), "grad_compression",
+                         skep_compression_name(info.grad_compression)),
                stdout);
     return SKEP_OK;
 }
@@ -211,7 +220,10 @@ static skep_status call_expert(struct call *c, struct skep_error *err)
 {
     const char *request_id = options_string(c->o, "request-id");
     bool is_backward = options_string(c->o, "grad") != NULL;
-    struct skep_call_options options = {0};
+    struct skep_call_options options = {
+        .compression = compression_option(c->o, "compression"),
+        .grad_compression = compression_option(c->o, "grad-compression"),
+    };
     struct skep_call *call;
     uint64_t start_us = clock_mono_us();
     skep_status rc;

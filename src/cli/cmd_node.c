@@ -8,6 +8,7 @@
 #include <skep/plugin.h>
 #include "base/error.h"
 #include "cli/command.h"
+#include "cli/compression.h"
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/signals.h"
@@ -262,6 +263,10 @@ static const struct option_spec specs[] = {
     {.name = "detect-anomalies",
      .kind = OPTION_FLAG,
      .help = "refuse NaN and infinity in requests and results; without it they are counted"},
+    COMPRESSION_OPTION_SPECS("how F32 outputs travel to callers who don't say: none, float16, "
+                             "bfloat16, meanstd16, uniform8, quantile8 or blockwise8; without it "
+                             "none",
+                             "the same for gradients of inputs"),
     /* limits */
     {.name = "num-handlers",
      .kind = OPTION_INT,
@@ -350,6 +355,8 @@ static void fill_node_options(const struct options *o, struct texts *texts,
     out->max_queued_tasks = (size_t)options_int(o, "max-queued-tasks");
     out->stall_timeout_ms = (uint32_t)options_int(o, "stall-timeout");
     out->detect_anomalies = options_flag(o, "detect-anomalies");
+    out->compression = compression_option(o, "compression");
+    out->grad_compression = compression_option(o, "grad-compression");
     out->num_handlers = (unsigned)options_int(o, "num-handlers");
     out->max_connections = (unsigned)options_int(o, "max-connections");
     out->max_message_bytes = (uint64_t)options_int(o, "max-message-bytes");
@@ -551,6 +558,7 @@ static void print_stats(struct skep_node *node, const char *event)
     skep_node_stats(node, &s);
     print_event(json_pack(
         "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
+        "s:I, "
         "s:o, "
         "s:o}",
         "event", event, "uptime_ms", (json_int_t)s.uptime_ms, "connections",
@@ -558,11 +566,12 @@ static void print_stats(struct skep_node *node, const char *event)
         (json_int_t)s.calls_refused, "inline_batches", (json_int_t)s.inline_batches, "stalls",
         (json_int_t)s.stalls, "anomalies", (json_int_t)s.anomalies, "skipped_steps",
         (json_int_t)s.skipped_steps, "bytes_in", (json_int_t)s.bytes_in, "bytes_out",
-        (json_int_t)s.bytes_out, "dht_peers", (json_int_t)s.dht_peers, "publish_rounds",
-        (json_int_t)s.publish_rounds, "publish_rounds_failed", (json_int_t)s.publish_rounds_failed,
-        "checkpoints_saved", (json_int_t)s.checkpoints_saved, "checkpoints_failed",
-        (json_int_t)s.checkpoints_failed, "checkpoint_wait_us", (json_int_t)s.checkpoint_wait_us,
-        "forward", json_pool(&s.forward), "backward", json_pool(&s.backward)));
+        (json_int_t)s.bytes_out, "not_compressed", (json_int_t)s.not_compressed, "dht_peers",
+        (json_int_t)s.dht_peers, "publish_rounds", (json_int_t)s.publish_rounds,
+        "publish_rounds_failed", (json_int_t)s.publish_rounds_failed, "checkpoints_saved",
+        (json_int_t)s.checkpoints_saved, "checkpoints_failed", (json_int_t)s.checkpoints_failed,
+        "checkpoint_wait_us", (json_int_t)s.checkpoint_wait_us, "forward", json_pool(&s.forward),
+        "backward", json_pool(&s.backward)));
 }
 
 /* Waits for the end, reporting on the way. */
