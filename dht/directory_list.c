@@ -152,12 +152,19 @@ static bool is_offline(const struct record *r)
            (r->kind == RECORD_NODE && strcmp(r->node.state, "offline") == 0);
 }
 
-/* Takes a record in, unless a newer one of its peer is there. Taken always. */
+/* Both are of one kind. */
+static bool same_subject(const struct record *a, const struct record *b)
+{
+    return memcmp(a->peer_id, b->peer_id, PEER_ID_BYTES) == 0 &&
+           (a->kind != RECORD_RESOURCE || strcmp(a->resource.key, b->resource.key) == 0);
+}
+
+/* Takes a record in, unless a newer one of its peer and subject is there. Taken always. */
 static void merge(struct record_list *list, struct record *record)
 {
     for (size_t i = 0; i < list->count; i++) {
         struct record *known = &list->items[i];
-        if (memcmp(known->peer_id, record->peer_id, PEER_ID_BYTES) != 0)
+        if (!same_subject(known, record))
             continue;
         if (known->seq < record->seq) {
             record_free(known);

@@ -10,7 +10,7 @@
 
 #include "dht/directory.h"
 
-/* Verified records, one for each peer, freshest first. */
+/* Verified records, one for each peer and subject, freshest first. */
 struct record_list {
     struct record *items; /* owned: record_list_free() */
     size_t count;

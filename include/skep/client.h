@@ -270,6 +270,82 @@ SKEP_API void skep_call_cancel(struct skep_call *call);
  * its own `done` it may be called. */
 SKEP_API void skep_call_free(struct skep_call *call);
 
+/* ---- what trackers hold ---- */
+
+/** A resource that some tracker of the swarm publishes, or a tracker that publishes none of its
+ * addresses. */
+struct skep_tracked_resource {
+    char host[SKEP_ENDPOINT_TEXT_BYTES]; /**< "": the tracker names no free one that others reach */
+    uint16_t port;
+    char tracker[SKEP_ENDPOINT_TEXT_BYTES]; /**< its port for TVM peers; "" if not for others */
+    char tracker_peer_id[SKEP_PEER_ID_TEXT_BYTES];
+    char tracker_endpoint[SKEP_ENDPOINT_TEXT_BYTES]; /**< of its node, for calls */
+    uint32_t free, pending; /**< of the key at that tracker: to be had, and requests that wait */
+    int64_t expires_at;     /**< Unix seconds of the record */
+};
+
+/**
+ * Looks up what the trackers of the swarm hold under a key: a row for each address they name, at
+ * most 16 a tracker.
+ * @param out    owned: skep_tracked_resources_free(). NULL on failure.
+ * @return SKEP_NOT_FOUND: no tracker publishes it; SKEP_UNAVAILABLE, SKEP_DEADLINE_EXCEEDED,
+ *         SKEP_INVALID_ARGUMENT (the key), SKEP_FAILED_PRECONDITION (a client without DHT).
+ */
+SKEP_API SKEP_MUST_CHECK skep_status skep_client_find_resources(
+    struct skep_client *client, const char *key, uint32_t timeout_ms,
+    struct skep_tracked_resource **out, size_t *count, struct skep_error *err);
+SKEP_API void skep_tracked_resources_free(struct skep_tracked_resource *resources);
+
+/* ---- leases ---- */
+
+/**
+ * A lease of a node: a tracker has handed out the node's match key, and while the lease lasts the
+ * node works on this client's calls before those of others. It ends when it is freed, when its time
+ * is up, or when the connection is lost.
+ */
+struct skep_client_lease;
+
+/**
+ * Presents a match key to a node and holds the lease.
+ * @param endpoint     "host:port", as the tracker gave it. Borrowed.
+ * @param peer_id      64 hex digits of who must answer; NULL: whoever does. Borrowed.
+ * @param match_key    as the tracker gave it. Borrowed.
+ * @param duration_ms  0: as long as the node allows, which is also the most.
+ * @param timeout_ms   0: the client's default.
+ * @param out          owned: skep_client_lease_free(), before the client. NULL on failure.
+ * @return SKEP_PERMISSION_DENIED: the match key is wrong or has been used; SKEP_UNIMPLEMENTED: the
+ *         node is not registered with any tracker; SKEP_UNAVAILABLE, SKEP_UNAUTHENTICATED,
+ *         SKEP_DEADLINE_EXCEEDED: it was not reached; SKEP_INVALID_ARGUMENT; SKEP_CANCELLED.
+ */
+SKEP_API SKEP_MUST_CHECK skep_status
+skep_client_lease_begin(struct skep_client *client, const char *endpoint, const char *peer_id,
+                        const char *match_key, uint32_t duration_ms, uint32_t timeout_ms,
+                        struct skep_client_lease **out, struct skep_error *err);
+
+/** An expert of the leased node, as skep_client_expert_at(). */
+SKEP_API SKEP_MUST_CHECK skep_status skep_client_lease_expert(struct skep_client_lease *lease,
+                                                              const char *uid,
+                                                              struct skep_remote_expert **out,
+                                                              struct skep_error *err);
+
+/** Milliseconds from the last granting that the lease lasts, as the node said. */
+SKEP_API uint64_t skep_client_lease_duration_ms(struct skep_client_lease *lease);
+
+/** Makes the lease last `duration_ms` from now (0: as long as allowed).
+ * @return as skep_client_lease_begin(); SKEP_PERMISSION_DENIED: it has ended. */
+SKEP_API SKEP_MUST_CHECK skep_status skep_client_lease_renew(struct skep_client_lease *lease,
+                                                             uint32_t duration_ms,
+                                                             uint32_t timeout_ms,
+                                                             struct skep_error *err);
+
+/** Waits until the lease has ended, by whatever cause. False if the timeout came first; 0 asks
+ * without waiting. */
+SKEP_API bool skep_client_lease_wait_ended(struct skep_client_lease *lease, uint32_t timeout_ms);
+
+/** Gives the node back, if the lease still lasts, and frees. Blocks for a second at most. Not from
+ * a callback. Experts of it may live on. NULL is allowed. */
+SKEP_API void skep_client_lease_free(struct skep_client_lease *lease);
+
 #ifdef __cplusplus
 }
 #endif

@@ -98,6 +98,30 @@ struct skep_node_options {
      * they want, and what the experts' schema recommends for requests. DEFAULT (the default) is
      * NONE. */
     enum skep_compression compression, grad_compression;
+
+    /** Every node runs a tracker for TVM peers (docs/tracker.md) beside the rest. */
+    bool no_tracker;
+    /** Its `host:port`; `*` as port: the first free one of 9190 to 9198. If given, a port that
+     * cannot be had makes the start fail. NULL (default): "127.0.0.1:*", and if no port is free a
+     * warning. The port is neither encrypted nor authenticated. */
+    const char *tracker_listen;
+    uint32_t tracker_port_end;        /**< ports below it are tried, from that of tracker_listen
+                                           on. 0 (default): only that one. */
+    bool tracker_any_port;            /**< with `*`: whatever port is free. */
+    bool tracker_silent;              /**< warnings and errors only. */
+    bool tracker_reuse_addr;          /**< as skep_tracker_options. Default true. */
+    uint32_t tracker_timeout_ms;      /**< the same. Default 10000. */
+    unsigned tracker_max_connections; /**< the same. Default 65536. */
+    const char *tracker_stop_key;     /**< the same. */
+    bool stop_with_tracker;           /**< a STOP message to the tracker stops the node too. */
+    bool no_federation;               /**< ask no other tracker, and serve none. */
+
+    /** `host:port` of a tracker to register with; NULL (default): the node's own. */
+    const char *tracker;
+    /** Register under this key, so that clients of the tracker can lease this node. NULL (default):
+     * do not. */
+    const char *tracker_key;
+    uint32_t lease_timeout_ms; /**< longest that a lease lasts unless renewed. Default 600000. */
 };
 
 SKEP_API void skep_node_options_init(struct skep_node_options *options);
@@ -220,6 +244,10 @@ SKEP_API uint16_t skep_node_port(const struct skep_node *node);        /**< boun
 SKEP_API uint16_t skep_node_dht_port(const struct skep_node *node);    /**< bound UDP port */
 /** `host:port` that the next node gives to `--initial-peers`. */
 SKEP_API const char *skep_node_initial_peer(const struct skep_node *node);
+/** Bound `host:port` of its tracker; "" if there is none. */
+SKEP_API const char *skep_node_tracker_endpoint(const struct skep_node *node);
+/** What STOP must present to it; "" if there is none. */
+SKEP_API const char *skep_node_tracker_stop_key(const struct skep_node *node);
 SKEP_API size_t skep_node_expert_count(const struct skep_node *node);
 /** UID of an expert, index < count, sorted by UID once started; NULL beyond. */
 SKEP_API const char *skep_node_expert_uid(const struct skep_node *node, size_t index);
@@ -271,6 +299,17 @@ struct skep_node_stats {
     uint64_t checkpoint_wait_us;    /**< longest that an optimizer step has waited for a copy */
     /** tensors of replies that held NaN or infinity and so went as float32, not compressed */
     uint64_t not_compressed;
+    uint64_t tracker_connections; /**< of its tracker: open now */
+    uint64_t tracker_connections_accepted, tracker_connections_refused;
+    uint64_t tracker_protocol_errors, tracker_timeouts, tracker_messages;
+    uint64_t tracker_keys, tracker_free, tracker_pending;             /**< now */
+    uint64_t tracker_puts, tracker_requests, tracker_requests_served; /**< from here or elsewhere */
+    uint64_t tracker_requests_federated; /**< of these: with a resource of another tracker */
+    uint64_t tracker_records_published, tracker_records_failed;
+    uint64_t registrations;          /**< times that a tracker has taken this node in */
+    bool is_registered;              /**< with a tracker, now */
+    bool is_leased;                  /**< now */
+    uint64_t leases, leases_refused; /**< begun; match keys that were not good */
 };
 
 /** Counters since start; all 0 before. */

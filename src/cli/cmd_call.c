@@ -43,6 +43,12 @@ static const struct option_spec specs[] = {
      .kind = OPTION_STRING,
      .placeholder = "HEX",
      .help = "with --endpoint: who must answer there"},
+    {.name = "match-key",
+     .kind = OPTION_STRING,
+     .placeholder = "KEY",
+     .help =
+         "with --endpoint: lease that node for this call with the match key that a tracker gave "
+         "for it"},
     COMPRESSION_OPTION_SPECS("how F32 inputs and outputs travel: none, float16, bfloat16, "
                              "meanstd16, uniform8, quantile8 or blockwise8; without it as the node "
                              "likes",
@@ -67,6 +73,7 @@ static const struct option_table table = {
 
 struct call {
     const struct options *o;
+    struct skep_client_lease *lease; /* NULL: without */
     struct skep_remote_expert *expert;
     struct tensor_file input, grad;
     uint8_t request_id[SKEP_REQUEST_ID_BYTES];
@@ -93,6 +100,8 @@ static int check_usage(const struct options *o)
         return cli_usage_error(table.command, "--grad needs --input");
     if (options_string(o, "peer-id") != NULL && options_endpoint(o, "endpoint") == NULL)
         return cli_usage_error(table.command, "--peer-id needs --endpoint");
+    if (options_string(o, "match-key") != NULL && options_endpoint(o, "endpoint") == NULL)
+        return cli_usage_error(table.command, "--match-key needs --endpoint");
     if (request_id != NULL && options_string(o, "grad") == NULL)
         return cli_usage_error(table.command, "--request-id needs --grad");
     if (request_id != NULL &&
@@ -106,13 +115,19 @@ static skep_status locate(struct call *c, struct skep_client *client, struct ske
 {
     const struct endpoint *endpoint = options_endpoint(c->o, "endpoint");
     const char *uid = c->o->positional[0];
+    const char *match_key = options_string(c->o, "match-key");
     char text[ENDPOINT_TEXT_BYTES];
 
     if (endpoint == NULL)
         return skep_client_find(client, uid, (uint32_t)options_int(c->o, "timeout"), &c->expert,
                                 err);
-    return skep_client_expert_at(client, uid, endpoint_format(endpoint, text),
-                                 options_string(c->o, "peer-id"), &c->expert, err);
+    endpoint_format(endpoint, text);
+    if (match_key == NULL)
+        return skep_client_expert_at(client, uid, text, options_string(c->o, "peer-id"), &c->expert,
+                                     err);
+    skep_status rc = skep_client_lease_begin(client, text, options_string(c->o, "peer-id"),
+                                             match_key, 0, 0, &c->lease, err);
+    return rc == SKEP_OK ? skep_client_lease_expert(c->lease, uid, &c->expert, err) : rc;
 }
 
 /* ---- showing the schema */
@@ -293,6 +308,7 @@ static int run(struct call *c)
     if (rc == SKEP_OK && has_input)
         report(c);
     skep_remote_expert_free(c->expert);
+    skep_client_lease_free(c->lease);
     skep_client_free(client);
     if (rc == SKEP_OK)
         return CLI_DONE;

@@ -1,4 +1,4 @@
-/* skep find: which nodes serve which experts. */
+/* skep find: which nodes serve which experts, and which trackers hold what. */
 #include <string.h>
 #include <time.h>
 
@@ -8,21 +8,31 @@
 #include "cli/command.h"
 #include "cli/options.h"
 #include "cli/output.h"
+#include "dht/record.h"
 #include "dht/uid.h"
 
 enum { MAX_PROVIDERS = 16, PEER_ID_SHOWN = 12 };
 
-static const struct option_spec specs[] = {CLIENT_OPTION_SPECS};
+static const struct option_spec specs[] = {
+    {.name = "resource",
+     .kind = OPTION_STRING,
+     .placeholder = "KEY",
+     .help = "list what the trackers of the swarm hold under this key, instead of experts"},
+    CLIENT_OPTION_SPECS,
+};
 
 static const struct option_table table = {
     .command = "find",
-    .summary = "Looks experts up by UID and lists the nodes that serve them, freshest first. "
-               "Exit code 3 if one of them is served by nobody.",
-    .example = "skep find ffn.0.0 ffn.0.1 --initial-peers 192.0.2.10:4222",
+    .summary =
+        "Looks experts up by UID and lists the nodes that serve them, freshest first; or, "
+        "with --resource, what trackers hold under a key. Exit code 3 if an expert is served "
+        "by nobody, or no tracker has the key.",
+    .example = "skep find ffn.0.0 ffn.0.1 --initial-peers 192.0.2.10:4222\n"
+               "skep find --resource rpi4 --initial-peers tracker://192.0.2.10:9190",
     .specs = specs,
     .count = OPTION_COUNT(specs),
     .positional = "UID...",
-    .positional_min = 1,
+    .positional_min = 0,
     .positional_max = -1,
 };
 
@@ -132,6 +142,92 @@ static int find_all(const struct options *o, struct findings *f)
     return code;
 }
 
+/* ---- resources ---- */
+
+static void print_resources_json(const struct skep_tracked_resource *list, size_t count)
+{
+    json_t *all = json_array();
+
+    for (size_t i = 0; i < count; i++) {
+        const struct skep_tracked_resource *r = &list[i];
+        bool named = r->host[0] != '\0';
+        json_array_append_new(all, json_pack("{s:s?, s:o, s:s?, s:s, s:s, s:I, s:I, s:I}", "host",
+                                             named ? r->host : NULL, "port",
+                                             named ? json_integer(r->port) : json_null(), "tracker",
+                                             r->tracker[0] != '\0' ? r->tracker : NULL,
+                                             "tracker_peer_id", r->tracker_peer_id,
+                                             "tracker_endpoint", r->tracker_endpoint, "free",
+                                             (json_int_t)r->free, "pending", (json_int_t)r->pending,
+                                             "expires_at", (json_int_t)r->expires_at));
+    }
+    json_print(all, stdout);
+}
+
+static void print_resources(const struct skep_tracked_resource *list, size_t count)
+{
+    static const char *const headers[] = {"address", ">port", "tracker",
+                                          "peer",    ">free", ">pending"};
+    struct table *t = table_new(headers, OPTION_COUNT(headers));
+
+    for (size_t i = 0; i < count; i++) {
+        const struct skep_tracked_resource *r = &list[i];
+        if (r->host[0] != '\0') {
+            table_cell(t, "%s", r->host);
+            table_cell(t, "%u", (unsigned)r->port);
+        } else {
+            table_cell(t, "(%s)", r->free > 0 ? "not for others" : "none free");
+            table_cell(t, "%s", "");
+        }
+        table_cell(t, "%s", r->tracker[0] != '\0' ? r->tracker : r->tracker_endpoint);
+        table_cell(t, "%.*s", PEER_ID_SHOWN, r->tracker_peer_id);
+        table_cell(t, "%lu", (unsigned long)r->free);
+        table_cell(t, "%lu", (unsigned long)r->pending);
+    }
+    table_print(t, stdout);
+    table_free(t);
+}
+
+static int find_resources(const struct options *o)
+{
+    struct skep_tracked_resource *list = NULL;
+    struct skep_client *client;
+    struct skep_error err = {0};
+    size_t count = 0;
+    int code = client_from_options(table.command, o, false, &client);
+
+    if (code != CLI_DONE)
+        return code;
+    skep_status rc =
+        skep_client_find_resources(client, options_string(o, "resource"),
+                                   (uint32_t)options_int(o, "timeout"), &list, &count, &err);
+    bool json = options_flag(o, "json");
+    if (json && (rc == SKEP_OK || rc == SKEP_NOT_FOUND))
+        print_resources_json(list, count);
+    else if (rc == SKEP_OK)
+        print_resources(list, count);
+    if (rc != SKEP_OK && !(json && rc == SKEP_NOT_FOUND))
+        code = cli_fail(table.command, &err);
+    else if (rc != SKEP_OK)
+        code = CLI_NOT_FOUND;
+    skep_tracked_resources_free(list);
+    skep_client_free(client);
+    return code;
+}
+
+static int check_usage(const struct options *o)
+{
+    const char *key = options_string(o, "resource");
+
+    if (key != NULL && o->positional_count > 0)
+        return cli_usage_error(table.command, "--resource and UIDs do not go together");
+    if (key == NULL && o->positional_count == 0)
+        return cli_usage_error(table.command, "expected a UID, or --resource KEY");
+    if (key != NULL && (key[0] == '\0' || strlen(key) >= RECORD_RESOURCE_KEY_BYTES))
+        return cli_usage_error(table.command, "--resource: %zu bytes, expected 1 to %d",
+                               strlen(key), RECORD_RESOURCE_KEY_BYTES - 1);
+    return check_uids(o);
+}
+
 int cmd_find(int argc, char **argv)
 {
     struct options o;
@@ -145,8 +241,10 @@ int cmd_find(int argc, char **argv)
         .experts = mem_calloc(o.positional_count, sizeof(struct skep_remote_expert *)),
         .statuses = mem_calloc(o.positional_count, sizeof(skep_status)),
     };
-    code = check_uids(&o);
-    if (code == CLI_DONE && f.experts != NULL && f.statuses != NULL)
+    code = check_usage(&o);
+    if (code == CLI_DONE && options_string(&o, "resource") != NULL)
+        code = find_resources(&o);
+    else if (code == CLI_DONE && f.experts != NULL && f.statuses != NULL)
         code = find_all(&o, &f);
     else if (code == CLI_DONE)
         code = CLI_FAILED;

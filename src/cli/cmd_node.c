@@ -300,6 +300,32 @@ static const struct option_spec specs[] = {
      .unit = "s",
      .default_text = "0",
      .help = "report statistics this often; 0: never"},
+    /* tracker */
+    {.name = "tracker-listen",
+     .kind = OPTION_ENDPOINT,
+     .any_port = true,
+     .help =
+         "TCP endpoint of this node's own tracker for TVM peers, which is neither encrypted nor "
+         "authenticated; * as port picks the first free one of 9190 to 9198. Without it on "
+         "loopback, if such a port is free"},
+    {.name = "no-tracker", .kind = OPTION_FLAG, .help = "run no tracker beside the node"},
+    {.name = "no-federation",
+     .kind = OPTION_FLAG,
+     .help = "neither ask other trackers of the swarm for resources nor serve them"},
+    {.name = "tracker",
+     .kind = OPTION_ENDPOINT,
+     .help = "register with this tracker, under --tracker-key; without it with the node's own"},
+    {.name = "tracker-key",
+     .kind = OPTION_STRING,
+     .placeholder = "KEY",
+     .help = "register with a tracker under this key, so that its clients can lease this node"},
+    {.name = "lease-timeout",
+     .kind = OPTION_INT,
+     .min = 100,
+     .max = UINT32_MAX,
+     .unit = "ms",
+     .default_text = "10m",
+     .help = "longest that a lease of this node lasts unless it is renewed"},
     {.name = "json",
      .kind = OPTION_FLAG,
      .help = "print a line of JSON when ready, for each report and at the end"},
@@ -324,6 +350,8 @@ struct texts {
     char listen[ENDPOINT_TEXT_BYTES];
     char dht_listen[ENDPOINT_TEXT_BYTES];
     char announce[ENDPOINT_TEXT_BYTES];
+    char tracker_listen[ENDPOINT_TEXT_BYTES];
+    char tracker[ENDPOINT_TEXT_BYTES];
 };
 
 static const char *endpoint_text(const struct options *o, const char *name,
@@ -367,6 +395,12 @@ static void fill_node_options(const struct options *o, struct texts *texts,
     out->checkpoint_period_ms = (uint32_t)(options_float(o, "checkpoint-period") * 1000.0);
     out->keep_checkpoints = (unsigned)options_int(o, "keep-checkpoints");
     out->strict_checkpoints = options_flag(o, "strict-checkpoints");
+    out->no_tracker = options_flag(o, "no-tracker");
+    out->tracker_listen = endpoint_text(o, "tracker-listen", texts->tracker_listen);
+    out->no_federation = options_flag(o, "no-federation");
+    out->tracker = endpoint_text(o, "tracker", texts->tracker);
+    out->tracker_key = options_string(o, "tracker-key");
+    out->lease_timeout_ms = (uint32_t)options_int(o, "lease-timeout");
     if (!options_flag(o, "json")) /* else the reports are printed here */
         out->stats_report_interval_s = (uint32_t)options_int(o, "stats-report-interval");
 }
@@ -535,10 +569,13 @@ static json_t *json_experts(struct skep_node *node)
 
 static void print_ready(struct skep_node *node)
 {
-    print_event(json_pack("{s:s, s:s, s:s, s:i, s:s, s:o}", "event", "ready", "peer_id",
+    const char *tracker = skep_node_tracker_endpoint(node);
+
+    print_event(json_pack("{s:s, s:s, s:s, s:i, s:s, s:s?, s:o}", "event", "ready", "peer_id",
                           skep_node_peer_id(node), "endpoint", skep_node_endpoint(node), "dht_port",
                           (int)skep_node_dht_port(node), "initial_peers",
-                          skep_node_initial_peer(node), "experts", json_experts(node)));
+                          skep_node_initial_peer(node), "tracker",
+                          tracker[0] != '\0' ? tracker : NULL, "experts", json_experts(node)));
 }
 
 static json_t *json_pool(const struct skep_pool_stats *p)
@@ -551,6 +588,25 @@ static json_t *json_pool(const struct skep_pool_stats *p)
                      (json_int_t)p->wait_us, "queued_tasks", (json_int_t)p->queued_tasks);
 }
 
+static json_t *json_tracker(const struct skep_node_stats *s)
+{
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "connections",
+                     (json_int_t)s->tracker_connections, "messages",
+                     (json_int_t)s->tracker_messages, "keys", (json_int_t)s->tracker_keys, "free",
+                     (json_int_t)s->tracker_free, "pending", (json_int_t)s->tracker_pending, "puts",
+                     (json_int_t)s->tracker_puts, "requests", (json_int_t)s->tracker_requests,
+                     "requests_served", (json_int_t)s->tracker_requests_served,
+                     "requests_federated", (json_int_t)s->tracker_requests_federated,
+                     "records_failed", (json_int_t)s->tracker_records_failed);
+}
+
+static json_t *json_leases(const struct skep_node_stats *s)
+{
+    return json_pack("{s:b, s:I, s:b, s:I, s:I}", "registered", (int)s->is_registered,
+                     "registrations", (json_int_t)s->registrations, "leased", (int)s->is_leased,
+                     "leases", (json_int_t)s->leases, "refused", (json_int_t)s->leases_refused);
+}
+
 static void print_stats(struct skep_node *node, const char *event)
 {
     struct skep_node_stats s;
@@ -560,7 +616,7 @@ static void print_stats(struct skep_node *node, const char *event)
         "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
         "s:I, "
         "s:o, "
-        "s:o}",
+        "s:o, s:o, s:o}",
         "event", event, "uptime_ms", (json_int_t)s.uptime_ms, "connections",
         (json_int_t)s.connections_open, "calls", (json_int_t)s.calls, "calls_refused",
         (json_int_t)s.calls_refused, "inline_batches", (json_int_t)s.inline_batches, "stalls",
@@ -571,7 +627,7 @@ static void print_stats(struct skep_node *node, const char *event)
         "publish_rounds_failed", (json_int_t)s.publish_rounds_failed, "checkpoints_saved",
         (json_int_t)s.checkpoints_saved, "checkpoints_failed", (json_int_t)s.checkpoints_failed,
         "checkpoint_wait_us", (json_int_t)s.checkpoint_wait_us, "forward", json_pool(&s.forward),
-        "backward", json_pool(&s.backward)));
+        "backward", json_pool(&s.backward), "tracker", json_tracker(&s), "lease", json_leases(&s)));
 }
 
 /* Waits for the end, reporting on the way. */

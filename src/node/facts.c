@@ -35,6 +35,16 @@ const char *skep_node_initial_peer(const struct skep_node *node)
     return node->initial_peer;
 }
 
+const char *skep_node_tracker_endpoint(const struct skep_node *node)
+{
+    return node->tracker_endpoint;
+}
+
+const char *skep_node_tracker_stop_key(const struct skep_node *node)
+{
+    return node->tracker_stop_key;
+}
+
 size_t skep_node_expert_count(const struct skep_node *node)
 {
     return node->expert_count;
@@ -89,6 +99,8 @@ void node_log_facts(struct skep_node *node)
         log_info("serving on %s, announced as %s", node->endpoint, announced);
     else
         log_info("serving on %s", node->endpoint);
+    if (node->tracker_endpoint[0] != '\0')
+        log_info("tracker on %s", node->tracker_endpoint);
     log_experts(node);
     if (node->swarm == NULL)
         return;
@@ -136,6 +148,47 @@ static void collect_checkpoints(struct checkpointer *checkpointer, struct skep_n
     out->checkpoint_wait_us = c.longest_wait_us;
 }
 
+static void collect_tracking(struct tracking *tracking, struct skep_node_stats *out)
+{
+    struct tracking_stats t;
+
+    tracking_stats(tracking, &t);
+    out->tracker_connections = t.server.connections_open;
+    out->tracker_connections_accepted = t.server.connections_accepted;
+    out->tracker_connections_refused = t.server.connections_refused;
+    out->tracker_protocol_errors = t.server.protocol_errors;
+    out->tracker_timeouts = t.server.timeouts;
+    out->tracker_messages = t.server.messages;
+    out->tracker_keys = t.server.scheduler.keys;
+    out->tracker_free = t.server.scheduler.free;
+    out->tracker_pending = t.server.scheduler.pending;
+    out->tracker_puts = t.server.scheduler.puts;
+    out->tracker_requests = t.server.scheduler.requests;
+    out->tracker_requests_served = t.server.scheduler.served + t.server.scheduler.answered;
+    out->tracker_requests_federated = t.federation.served;
+    out->tracker_records_published = t.registry.records_published;
+    out->tracker_records_failed = t.registry.records_failed;
+}
+
+static void collect_registration(struct registration *registration, struct skep_node_stats *out)
+{
+    struct registration_stats r;
+
+    registration_stats(registration, &r);
+    out->registrations = r.registrations;
+    out->is_registered = r.is_registered;
+}
+
+static void collect_leases(struct leases *leases, struct skep_node_stats *out)
+{
+    struct leases_stats l;
+
+    leases_stats(leases, &l);
+    out->leases = l.begun;
+    out->leases_refused = l.refused;
+    out->is_leased = l.is_held;
+}
+
 void node_collect_parts(struct skep_node *node, struct skep_node_stats *out)
 {
     struct handler_stats h = {0};
@@ -146,6 +199,12 @@ void node_collect_parts(struct skep_node *node, struct skep_node_stats *out)
         out->dht_peers = swarm_peer_count(node->swarm);
     if (node->checkpointer != NULL)
         collect_checkpoints(node->checkpointer, out);
+    if (node->tracking != NULL)
+        collect_tracking(node->tracking, out);
+    if (node->registration != NULL)
+        collect_registration(node->registration, out);
+    if (node->leases != NULL)
+        collect_leases(node->leases, out);
     if (node->handler == NULL)
         return;
     handler_stats(node->handler, &h);

@@ -17,9 +17,12 @@
 #include "node/checkpointer.h"
 #include "node/dial_back.h"
 #include "node/hosted.h"
+#include "node/leases.h"
 #include "node/once.h"
+#include "node/registration.h"
 #include "node/service.h"
 #include "node/settings.h"
+#include "node/tracking.h"
 #include "runtime/task_pool.h"
 
 enum node_state {
@@ -38,6 +41,8 @@ struct pattern_wish {
     struct pattern_wish *next;
 };
 
+enum { TRACKER_STOP_KEY_BYTES = 256 }; /* as told; a longer one is cut */
+
 struct skep_node {
     struct settings settings;
 
@@ -50,6 +55,7 @@ struct skep_node {
     struct once *once;
     struct service service;
     struct dial_back *dial_back;
+    struct leases *leases; /* NULL: it is not registered with a tracker */
     struct announce_input announce;
     bool is_announced; /* of the supervisor: endpoints were given to the handler */
     bool is_stuck;     /* an expert never came back: what it uses is left behind */
@@ -57,14 +63,18 @@ struct skep_node {
     /* Facts, written by skep_node_start() before it returns. */
     char endpoint[ENDPOINT_TEXT_BYTES];
     char initial_peer[ENDPOINT_TEXT_BYTES];
+    char tracker_endpoint[ENDPOINT_TEXT_BYTES];
+    char tracker_stop_key[TRACKER_STOP_KEY_BYTES];
     uint16_t port, dht_port;
     uint64_t started_us;
 
-    pthread_mutex_t parts; /* guards the four pointers and `last`, and that they stay alive */
+    pthread_mutex_t parts; /* guards the six pointers and `last`, and that they stay alive */
     struct checkpointer *checkpointer;
     struct swarm *swarm;
     struct server *server;
     struct handler *handler;
+    struct tracking *tracking;
+    struct registration *registration;
     struct skep_node_stats last; /* their counters when they ended */
 
     pthread_mutex_t lock;   /* guards state and is_ready; taken before `parts` if both */
@@ -97,6 +107,18 @@ size_t node_announce(struct skep_node *node);
 /* Whether what was added, and `more` (may be NULL), will fit; before any of it is made. */
 SKEP_MUST_CHECK skep_status node_check_memory(const struct skep_node *node,
                                               const struct hosted *more, struct skep_error *err);
+
+/* node_tracker.c: the tracker beside the node, and its own registration with one. */
+skep_status node_open_leases(struct skep_node *node, struct skep_error *err);
+skep_status node_open_tracking(struct skep_node *node, uint32_t features, struct skep_error *err);
+skep_status node_open_registration(struct skep_node *node, struct skep_error *err);
+/* The endpoints of the node are known, or have changed. */
+void node_announce_tracker(struct skep_node *node, const struct endpoint *endpoints, size_t count);
+/* Leaves the tracker and ends the lease: before calls are waited for. */
+void node_close_registration(struct skep_node *node);
+void node_close_tracking(struct skep_node *node, uint64_t deadline_us);
+/* Once the server has stopped. */
+void node_free_tracking(struct skep_node *node);
 
 /* stop.c */
 void node_shut_down(struct skep_node *node);

@@ -295,6 +295,8 @@ void request_complete(struct request *request)
         request->views[i] = &tensors[i]->dl_tensor;
     request->task.tensor_count = count;
     request->task.deadline_us = server_call_deadline_us(request->call);
+    request->task.priority =
+        leases_priority(request->service->leases, server_call_peer_id(request->call));
     if (must_check(request) && check_finite(request, &err) != SKEP_OK) {
         atomic_fetch_add_explicit(&request->service->anomalies, 1, memory_order_relaxed);
         if (request->service->detect_anomalies) {

@@ -14,6 +14,9 @@ enum method {
     METHOD_PING,
     METHOD_STATS,
     METHOD_DIAL_BACK,
+    METHOD_LEASE,
+    METHOD_TRACKER_REQUEST,
+    METHOD_TRACKER_SUMMARY,
     METHOD_COUNT,
 };
 
@@ -24,10 +27,19 @@ struct method_row {
 };
 
 static const struct method_row methods[METHOD_COUNT] = {
-    [METHOD_INFO] = {"info", true, false},        [METHOD_FORWARD] = {"forward", true, true},
-    [METHOD_BACKWARD] = {"backward", true, true}, [METHOD_PING] = {"ping", false, false},
-    [METHOD_STATS] = {"stats", false, false},     [METHOD_DIAL_BACK] = {"dial_back", false, false},
+    [METHOD_INFO] = {"info", true, false},
+    [METHOD_FORWARD] = {"forward", true, true},
+    [METHOD_BACKWARD] = {"backward", true, true},
+    [METHOD_PING] = {"ping", false, false},
+    [METHOD_STATS] = {"stats", false, false},
+    [METHOD_DIAL_BACK] = {"dial_back", false, false},
+    [METHOD_LEASE] = {"lease", false, false},
+    [METHOD_TRACKER_REQUEST] = {"tracker.request", false, false},
+    [METHOD_TRACKER_SUMMARY] = {"tracker.summary", false, false},
 };
+
+/* The `user` of lease calls, by which on_finished() knows them without comparing names. */
+static char lease_mark;
 
 static enum method method_of(const char *name)
 {
@@ -64,8 +76,8 @@ static skep_status check_call(const struct service *service, const struct call_h
 
     if (method == METHOD_COUNT)
         return error_set(err, SKEP_UNIMPLEMENTED,
-                         "method %s: unknown, expected info, forward, backward, ping, stats or "
-                         "dial_back",
+                         "method %s: unknown, expected info, forward, backward, ping, stats, "
+                         "dial_back, lease, tracker.request or tracker.summary",
                          text_quote(headers->method, strlen(headers->method), quoted));
     if (!methods[method].takes_tensors && headers->tensor_count > 0)
         return error_set(err, SKEP_INVALID_ARGUMENT, "%s: %zu tensors, expected none",
@@ -92,7 +104,7 @@ static skep_status on_started(void *arg, struct server_call *call,
     rc = check_call(service, headers, method, err);
     if (rc == SKEP_OK && methods[method].takes_tensors)
         rc = request_start(service, call, headers, method == METHOD_BACKWARD, &request, err);
-    *user = request;
+    *user = method == METHOD_LEASE ? (void *)&lease_mark : (void *)request;
     if (rc != SKEP_OK) {
         atomic_fetch_add_explicit(&service->refused, 1, memory_order_relaxed);
         log_debug("call refused: %s: %s", skep_status_name(rc), err->message);
@@ -119,6 +131,15 @@ static void on_complete(void *arg, struct server_call *call)
     case METHOD_DIAL_BACK:
         dial_back_start(service->dial_back, call);
         break;
+    case METHOD_LEASE:
+        leases_call(service->leases, call);
+        break;
+    case METHOD_TRACKER_REQUEST:
+        tracking_request(atomic_load(&service->tracking), call);
+        break;
+    case METHOD_TRACKER_SUMMARY:
+        tracking_summary(atomic_load(&service->tracking), call);
+        break;
     case METHOD_PING:
     case METHOD_COUNT: /* refused in on_started() */
         report_empty(call);
@@ -128,9 +149,11 @@ static void on_complete(void *arg, struct server_call *call)
 
 static void on_finished(void *arg, struct server_call *call, void *user)
 {
-    (void)arg;
-    (void)call;
-    if (user != NULL)
+    struct service *service = arg;
+
+    if (user == &lease_mark)
+        leases_finished(service->leases, call);
+    else if (user != NULL)
         request_finished(user);
 }
 

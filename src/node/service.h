@@ -16,7 +16,9 @@
 #include "net/server.h"
 #include "node/dial_back.h"
 #include "node/hosted.h"
+#include "node/leases.h"
 #include "node/once.h"
+#include "node/tracking.h"
 
 struct service {
     struct hosted **experts; /* sorted by UID; borrowed */
@@ -26,6 +28,9 @@ struct service {
     enum tensor_encoding encoding, grad_encoding; /* of replies to callers who don't say */
     struct once *once;                            /* borrowed */
     struct dial_back *dial_back;                  /* borrowed; NULL: not offered */
+    struct leases *leases;                        /* the same */
+    /* The same, but it comes and goes while calls are served. */
+    struct tracking *_Atomic tracking;
     /* Fills in what the node knows; any thread. */
     void (*stats)(void *arg, struct skep_node_stats *out);
     void *stats_arg;

@@ -17,6 +17,7 @@ enum {
     CONNECTIONS_MAX = 1 << 20,
     MESSAGE_BYTES_MIN = 4096,
     CHECKPOINT_PERIOD_MIN_MS = 10,
+    LEASE_MIN_MS = 100,
 };
 static const int64_t batch_size_max = INT32_MAX; /* oneDNN's dimensions are counted in int too */
 
@@ -36,6 +37,10 @@ void skep_node_options_init(struct skep_node_options *options)
         .drain_timeout_ms = 3000,
         .checkpoint_period_ms = 300000,
         .keep_checkpoints = 2,
+        .tracker_reuse_addr = true,
+        .tracker_timeout_ms = 10000,
+        .tracker_max_connections = 65536,
+        .lease_timeout_ms = 600000,
     };
 }
 
@@ -61,6 +66,9 @@ static skep_status check_numbers(const struct skep_node_options *o, struct skep_
          INT32_MAX},
         {"checkpoint_period_ms", o->checkpoint_period_ms, CHECKPOINT_PERIOD_MIN_MS, UINT32_MAX},
         {"keep_checkpoints", o->keep_checkpoints, 1, INT32_MAX},
+        {"tracker_max_connections", o->tracker_max_connections, 1, CONNECTIONS_MAX},
+        {"tracker_port_end", o->tracker_port_end, 0, UINT16_MAX + 1},
+        {"lease_timeout_ms", o->lease_timeout_ms, LEASE_MIN_MS, UINT32_MAX},
         {"num_handlers", o->num_handlers, 0, HANDLERS_MAX},
         {"max_connections", o->max_connections, 1, CONNECTIONS_MAX},
         {"max_message_bytes",
@@ -127,6 +135,38 @@ static skep_status parse_endpoints(struct settings *s, const struct skep_node_op
     return rc;
 }
 
+static skep_status parse_trackers(struct settings *s, const struct skep_node_options *o,
+                                  struct skep_error *err)
+{
+    skep_status rc = SKEP_OK;
+
+    if (o->tracker_listen != NULL) {
+        if (o->no_tracker)
+            return error_set(err, SKEP_INVALID_ARGUMENT,
+                             "tracker_listen: given together with no_tracker");
+        rc = parse_endpoint(&s->tracker_listen, o->tracker_listen, "tracker_listen", err);
+        s->has_tracker_listen = rc == SKEP_OK;
+    }
+    if (rc != SKEP_OK)
+        return rc;
+    if (o->tracker != NULL) {
+        if (o->tracker_key == NULL)
+            return error_set(err, SKEP_INVALID_ARGUMENT,
+                             "tracker: given without a tracker_key to register under");
+        rc = endpoint_parse(&s->tracker, o->tracker, false, err);
+        if (rc == SKEP_OK && endpoint_is_unspecified(&s->tracker))
+            rc = error_set(err, SKEP_INVALID_ARGUMENT, "%s is no address that can be reached",
+                           o->tracker);
+        if (rc != SKEP_OK)
+            error_prefix(err, "tracker");
+        s->has_tracker = rc == SKEP_OK;
+    } else if (o->tracker_key != NULL && o->no_tracker) {
+        rc = error_set(err, SKEP_INVALID_ARGUMENT,
+                       "tracker_key: no tracker to register with: own one off, no other given");
+    }
+    return rc;
+}
+
 static skep_status copy_text(char **out, const char *text, struct skep_error *err)
 {
     if (text == NULL)
@@ -146,6 +186,10 @@ static skep_status copy_texts(struct settings *s, const struct skep_node_options
         rc = copy_text(&s->identity_path, o->identity, err);
     if (rc == SKEP_OK)
         rc = copy_text(&s->checkpoint_dir, o->checkpoint_dir, err);
+    if (rc == SKEP_OK)
+        rc = copy_text(&s->tracker_key, o->tracker_key, err);
+    if (rc == SKEP_OK)
+        rc = copy_text(&s->tracker_stop_key, o->tracker_stop_key, err);
     if (rc != SKEP_OK || o->initial_peer_count == 0)
         return rc;
     s->initial_peers = mem_calloc(o->initial_peer_count, sizeof(char *));
@@ -201,6 +245,8 @@ skep_status settings_init(struct settings *s, const struct skep_node_options *op
     if (rc == SKEP_OK)
         rc = parse_endpoints(s, o, err);
     if (rc == SKEP_OK)
+        rc = parse_trackers(s, o, err);
+    if (rc == SKEP_OK)
         rc = copy_texts(s, o, err);
     if (rc == SKEP_OK)
         rc = take_identity(s, err);
@@ -234,5 +280,8 @@ void settings_fini(struct settings *s)
     mem_free(s->peers_file);
     mem_free(s->identity_path);
     mem_free(s->checkpoint_dir);
+    mem_free(s->tracker_key);
+    mem_free(s->tracker_stop_key);
+    s->tracker_key = s->tracker_stop_key = NULL;
     s->swarm = s->peers_file = s->identity_path = s->checkpoint_dir = NULL;
 }

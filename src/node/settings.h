@@ -20,7 +20,13 @@ struct settings {
     char *peers_file;     /* owned; NULL: none */
     char *checkpoint_dir; /* owned; NULL: none */
     char *identity_path;  /* owned; NULL: none */
-    char **initial_peers; /* owned, each */
+    bool has_tracker_listen;
+    struct endpoint tracker_listen;
+    bool has_tracker;
+    struct endpoint tracker;
+    char *tracker_key;      /* owned; NULL: none */
+    char *tracker_stop_key; /* owned; NULL: a random one */
+    char **initial_peers;   /* owned, each */
     size_t initial_peer_count;
     bool has_swarm_key;
     struct swarm_key swarm_key;

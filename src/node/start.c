@@ -211,6 +211,8 @@ static skep_status open_service(struct skep_node *node, struct skep_error *err)
 
     if (rc == SKEP_OK)
         rc = dial_back_new(&dial_back, &node->dial_back, err);
+    if (rc == SKEP_OK)
+        rc = node_open_leases(node, err);
     node->service = (struct service){
         .experts = node->experts,
         .expert_count = node->expert_count,
@@ -220,6 +222,7 @@ static skep_status open_service(struct skep_node *node, struct skep_error *err)
         .grad_encoding = tensor_encoding_of(s->options.grad_compression),
         .once = node->once,
         .dial_back = node->dial_back,
+        .leases = node->leases,
         .stats = fill_stats,
         .stats_arg = node,
     };
@@ -341,6 +344,7 @@ static skep_status open_handler(struct skep_node *node, struct skep_error *err)
                        "without waiting"
                      : "node: listens on loopback in a swarm that is not: nothing is published; "
                        "use --announce or another --listen");
+    node_announce_tracker(node, config.endpoints, config.endpoint_count);
     rc = handler_new(&config, experts, node->expert_count, &handler, err);
     mem_free(experts);
     pthread_mutex_lock(&node->parts);
@@ -361,6 +365,7 @@ size_t node_announce(struct skep_node *node)
         log_info("node: other peers see us at %s", endpoint_format(&endpoints[0], text));
     node->is_announced = true;
     handler_set_endpoints(node->handler, endpoints, count);
+    node_announce_tracker(node, endpoints, count);
     return count;
 }
 
@@ -409,6 +414,10 @@ skep_status node_bring_up(struct skep_node *node, struct skep_error *err)
     if (rc != SKEP_OK)
         return rc;
     set_facts(node);
-    rc = open_handler(node, err);
-    return rc == SKEP_OK ? open_checkpointer(node, err) : rc;
+    rc = node_open_tracking(node, features(&node->settings), err);
+    if (rc == SKEP_OK)
+        rc = open_handler(node, err);
+    if (rc == SKEP_OK)
+        rc = open_checkpointer(node, err);
+    return rc == SKEP_OK ? node_open_registration(node, err) : rc;
 }

@@ -6,6 +6,7 @@
 
 enum {
     WITHDRAW_MS = 1500,  /* for telling the DHT that we go */
+    TRACKER_MS = 300,    /* of it at least for the tracker, and for what its clients are owed */
     FLUSH_MS = 200,      /* for the last refusals to reach their callers */
     LAST_BATCH_MS = 500, /* at least, for the batch at work */
     LEAVE_MS = 1000,     /* for OpenDHT to send what it has queued */
@@ -86,14 +87,19 @@ void node_shut_down(struct skep_node *node)
     uint64_t deadline = clock_deadline_us(node->settings.options.drain_timeout_ms);
     struct server *server = node->server; /* only this thread ends it */
     struct swarm *swarm;
+    uint64_t withdraw_by;
 
     if (server != NULL) {
         log_info("node: stopping");
         server_drain(server, "the node is stopping");
         runtime_drain(node->runtime);
     }
-    handler_free(take_handler(node), earlier(deadline, clock_deadline_us(WITHDRAW_MS)));
+    node_close_registration(node);
+    withdraw_by = earlier(deadline, clock_deadline_us(WITHDRAW_MS));
+    handler_free(take_handler(node), withdraw_by);
+    node_close_tracking(node, later(withdraw_by, clock_deadline_us(TRACKER_MS)));
     stop_serving(node, server, deadline);
+    node_free_tracking(node);
     save_experts(node);
 
     pthread_mutex_lock(&node->parts);

@@ -46,7 +46,9 @@ def case_published_is_bound():
         bootstrap = swarm.bootstrap()
         node = swarm.node("node", ["ffn.0.0"], [bootstrap.peer])
         until_found(bootstrap.peer, "ffn.0.0", node)
-        assert listening(node, "tcp") == {node.port}, (listening(node, "tcp"), node.facts)
+        tracker = int(node.facts["tracker"].rsplit(":", 1)[1])
+        assert listening(node, "tcp") == {node.port, tracker}, (listening(node, "tcp"), node.facts)
+        assert "tracker on 127.0.0.1:%d\n" % tracker in node.read_log(), node.read_log()
         assert listening(node, "udp") == {node.facts["dht_port"]}, node.facts
         assert "serving on %s\n" % node.endpoint in node.read_log(), node.read_log()
         assert "--initial-peers %s\n" % node.peer in node.read_log(), node.read_log()
