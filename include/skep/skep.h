@@ -5,9 +5,11 @@
 #ifndef SKEP_SKEP_H
 #define SKEP_SKEP_H
 
+#include <skep/beam.h>
 #include <skep/client.h>
 #include <skep/expert.h>
 #include <skep/log.h>
+#include <skep/moe.h>
 #include <skep/node.h>
 #include <skep/plugin.h>
 #include <skep/safetensors.h>

@@ -46,9 +46,10 @@ struct skep_call {
     pthread_cond_t ended_cond;
     bool cancelled;
     bool ended;
-    unsigned attempt;          /* counts pool calls, so that a late handle is not stored */
-    unsigned attempt_done;     /* of the last one whose callback has come */
-    struct pool_call *in_pool; /* valid while set */
+    unsigned attempt;                  /* counts pool calls, so that a late handle is not stored */
+    unsigned attempt_done;             /* of the last one whose callback has come */
+    struct pool_call *in_pool;         /* valid while set */
+    uint8_t asked_peer[PEER_ID_BYTES]; /* of the current attempt */
     struct skep_error error;
     DLManagedTensor *outputs[MESSAGE_MAX_TENSORS]; /* owned until taken */
     size_t output_count;
@@ -343,6 +344,7 @@ static bool try_current(struct skep_call *call)
     fill_target(call, &target);
     pthread_mutex_lock(&call->lock);
     unsigned attempt = ++call->attempt;
+    memcpy(call->asked_peer, call->candidates.items[call->current].peer_id, PEER_ID_BYTES);
     pthread_mutex_unlock(&call->lock);
     /* Once started, the call may have ended before the next line runs: our reference keeps it. */
     atomic_fetch_add_explicit(&call->refs, 1, memory_order_relaxed);
@@ -625,6 +627,22 @@ void skep_call_cancel(struct skep_call *call)
     if (call->in_pool != NULL)
         pool_cancel(call->client->pool, call->in_pool);
     pthread_mutex_unlock(&call->lock);
+}
+
+void call_give_up(struct skep_call *call)
+{
+    uint8_t peer_id[PEER_ID_BYTES];
+
+    pthread_mutex_lock(&call->lock);
+    bool asked = call->in_pool != NULL && !call->expert->any_peer;
+    memcpy(peer_id, call->asked_peer, sizeof(peer_id));
+    pthread_mutex_unlock(&call->lock);
+    if (asked) {
+        pthread_mutex_lock(&call->client->lock);
+        avoid_failed(&call->client->avoid, peer_id, clock_mono_us());
+        pthread_mutex_unlock(&call->client->lock);
+    }
+    skep_call_cancel(call);
 }
 
 void skep_call_free(struct skep_call *call)

@@ -87,6 +87,8 @@ struct call_request {
 skep_status call_start(struct skep_remote_expert *expert, const struct call_request *request,
                        skep_call_fn done, void *arg, struct skep_call **out,
                        struct skep_error *err);
+/* Cancels a call that has taken too long, and avoids the node that holds it up for a while. */
+void call_give_up(struct skep_call *call);
 /* The `result` field of the reply. View of the call, after its end. */
 const struct bytes *call_result_bytes(const struct skep_call *call);
 

@@ -1,0 +1,288 @@
+/* Many calls at once. */
+#include "client/fanout.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/tensor.h"
+#include "base/thread.h"
+
+struct fanout_gate {
+    atomic_uint refs;     /* the fanout's, and one for each job */
+    pthread_mutex_t lock; /* guards all jobs; taken before any lock of a call */
+    pthread_cond_t changed;
+    size_t open; /* calls that have not ended */
+};
+
+/* What a call under way needs, however long it takes. */
+struct fanout_job {
+    atomic_uint refs; /* the fanout's and the call's */
+    struct fanout_gate *gate;
+    DLManagedTensor *inputs[2];
+    size_t rows;
+    /* Guarded by the gate's lock: */
+    struct skep_call *call; /* NULL before the start and after the end */
+    bool ended, checked;
+    struct skep_error error;
+    DLManagedTensor *outputs[MESSAGE_MAX_TENSORS];
+    size_t output_count;
+    uint8_t peer_id[PEER_ID_BYTES];
+    bool has_peer_id;
+};
+
+static void gate_unref(struct fanout_gate *gate)
+{
+    if (atomic_fetch_sub_explicit(&gate->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    pthread_cond_destroy(&gate->changed);
+    pthread_mutex_destroy(&gate->lock);
+    mem_free(gate);
+}
+
+static void job_unref(struct fanout_job *job)
+{
+    if (job == NULL || atomic_fetch_sub_explicit(&job->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    for (size_t i = 0; i < job->output_count; i++)
+        skep_tensor_free(job->outputs[i]);
+    skep_tensor_free(job->inputs[0]);
+    skep_tensor_free(job->inputs[1]);
+    gate_unref(job->gate);
+    mem_free(job);
+}
+
+skep_status fanout_init(struct fanout *f, struct skep_client *client, size_t count,
+                        struct skep_error *err)
+{
+    *f = (struct fanout){.client = client, .count = count};
+    f->calls = mem_calloc(count + 1, sizeof(*f->calls));
+    f->gate = mem_calloc(1, sizeof(*f->gate));
+    if (f->calls == NULL || f->gate == NULL) {
+        mem_free(f->calls);
+        mem_free(f->gate);
+        *f = (struct fanout){0};
+        return error_no_memory(err, "calls", count * sizeof(*f->calls));
+    }
+    atomic_init(&f->gate->refs, 1);
+    pthread_mutex_init(&f->gate->lock, NULL);
+    cond_init(&f->gate->changed);
+    return SKEP_OK;
+}
+
+/* ---- the end of a call, on one of the client's threads */
+
+static void on_ended(struct skep_call *call, void *arg)
+{
+    struct fanout_job *job = arg;
+
+    pthread_mutex_lock(&job->gate->lock);
+    if (skep_call_result(call, job->outputs, MESSAGE_MAX_TENSORS, &job->output_count,
+                         &job->error) == SKEP_OK)
+        job->error = (struct skep_error){0};
+    job->has_peer_id = peer_id_parse(job->peer_id, skep_call_peer_id(call));
+    job->ended = true;
+    job->call = NULL;
+    job->gate->open--;
+    pthread_cond_signal(&job->gate->changed);
+    pthread_mutex_unlock(&job->gate->lock);
+    skep_call_free(call);
+    job_unref(job);
+}
+
+/* ---- starting */
+
+static struct fanout_job *job_new(struct fanout *f, struct fanout_call *c)
+{
+    struct fanout_job *job = mem_calloc(1, sizeof(*job));
+
+    if (job == NULL)
+        return NULL;
+    atomic_init(&job->refs, 1);
+    job->gate = f->gate;
+    atomic_fetch_add_explicit(&f->gate->refs, 1, memory_order_relaxed);
+    job->inputs[0] = c->inputs[0];
+    job->inputs[1] = c->inputs[1];
+    job->rows = (size_t)c->inputs[0]->dl_tensor.shape[0];
+    c->inputs[0] = c->inputs[1] = NULL;
+    return job;
+}
+
+/* The call's reference is taken before it starts: it may have ended when this returns. */
+static skep_status start_call(struct fanout_call *c, uint64_t deadline_us, struct skep_error *err)
+{
+    struct fanout_job *job = c->job;
+    const DLTensor *x = &job->inputs[0]->dl_tensor;
+    const DLTensor *grad = job->inputs[1] != NULL ? &job->inputs[1]->dl_tensor : NULL;
+    uint64_t left_ms = clock_left_ms(deadline_us);
+    struct skep_call_options options = {.timeout_ms = left_ms == 0           ? 1
+                                                      : left_ms > UINT32_MAX ? UINT32_MAX
+                                                                             : (uint32_t)left_ms};
+
+    pthread_mutex_lock(&job->gate->lock);
+    job->gate->open++;
+    pthread_mutex_unlock(&job->gate->lock);
+    atomic_fetch_add_explicit(&job->refs, 1, memory_order_relaxed);
+    if (c->backward)
+        return skep_remote_expert_backward_start(c->expert, &x, 1, &grad, 1, &options, on_ended,
+                                                 job, &job->call, err);
+    return skep_remote_expert_forward_start(c->expert, &x, 1, &options, on_ended, job, &job->call,
+                                            err);
+}
+
+void fanout_start(struct fanout *f, uint64_t deadline_us)
+{
+    for (size_t i = 0; i < f->count; i++) {
+        struct fanout_call *c = &f->calls[i];
+        if (c->expert == NULL || c->inputs[0] == NULL)
+            continue;
+        c->status = SKEP_RESOURCE_EXHAUSTED;
+        c->job = job_new(f, c);
+        if (c->job == NULL) {
+            error_no_memory(&c->error, "call", sizeof(*c->job));
+            continue;
+        }
+        struct skep_error err = {0};
+        if (start_call(c, deadline_us, &err) == SKEP_OK)
+            continue;
+        pthread_mutex_lock(&f->gate->lock);
+        c->job->error = err;
+        c->job->ended = true;
+        f->gate->open--;
+        pthread_mutex_unlock(&f->gate->lock);
+        job_unref(c->job); /* the reference of the call that never was */
+    }
+}
+
+/* ---- waiting */
+
+static bool has_shape(const DLTensor *t, const struct fanout_expect *e, size_t rows)
+{
+    if (!dtype_equal(t->dtype, e->dtype) || t->ndim != e->ndim + 1 || t->shape[0] != (int64_t)rows)
+        return false;
+    for (int i = 0; i < e->ndim; i++)
+        if (t->shape[i + 1] != e->shape[i])
+            return false;
+    return true;
+}
+
+/* Whether the answer can be used; with the lock held. Otherwise its error says why. */
+static void check_answer(struct fanout *f, struct fanout_call *c, const struct fanout_expect *e)
+{
+    struct fanout_job *job = c->job;
+    char text[128];
+
+    job->checked = true;
+    if (job->error.status != SKEP_OK)
+        return;
+    const DLTensor *t = job->output_count > 0 ? &job->outputs[0]->dl_tensor : NULL;
+    if (job->output_count != 1)
+        error_set(&job->error, SKEP_DATA_LOSS, "expert %s: answered %zu tensors, expected 1",
+                  c->expert->uid, job->output_count);
+    else if (!has_shape(t, e, job->rows))
+        error_set(&job->error, SKEP_DATA_LOSS,
+                  "expert %s: answered %s, expected %zu rows of %d dimensions as the layer has "
+                  "them, %s",
+                  c->expert->uid, tensor_describe(t, text, sizeof(text)), job->rows, e->ndim,
+                  skep_dtype_name(e->dtype));
+    else if (e->finite && !tensor_is_finite(t))
+        error_set(&job->error, SKEP_DATA_LOSS, "expert %s: answered NaN or infinity",
+                  c->expert->uid);
+    else
+        return;
+    if (!job->has_peer_id)
+        return;
+    pthread_mutex_lock(&f->client->lock);
+    avoid_failed(&f->client->avoid, job->peer_id, clock_mono_us());
+    pthread_mutex_unlock(&f->client->lock);
+}
+
+static void check_answers(struct fanout *f, const struct fanout_expect *expect)
+{
+    for (size_t i = 0; i < f->count; i++)
+        if (f->calls[i].job != NULL && f->calls[i].job->ended && !f->calls[i].job->checked)
+            check_answer(f, &f->calls[i], expect);
+}
+
+/* Whether every sample has k_min answers, or cannot get as many any more. */
+static bool is_enough(const struct fanout *f, const struct fanout_policy *p)
+{
+    for (size_t s = 0; s < p->samples; s++) {
+        size_t answered = 0, open = 0;
+        for (size_t i = 0; i < p->counts[s]; i++) {
+            uint32_t at = p->pairs[s * p->k + i];
+            const struct fanout_job *job = at != FANOUT_NO_CALL ? f->calls[at].job : NULL;
+            answered += job != NULL && job->ended && job->error.status == SKEP_OK;
+            open += job != NULL && !job->ended;
+        }
+        if (answered < p->k_min && answered + open >= p->k_min)
+            return false;
+    }
+    return true;
+}
+
+/* Takes what came; what has not is given up. With the lock held. */
+static void take_result(struct fanout_call *c)
+{
+    struct fanout_job *job = c->job;
+
+    if (job == NULL)
+        return;
+    if (!job->ended) {
+        c->status = error_set(&c->error, SKEP_DEADLINE_EXCEEDED, "expert %s: no answer in time",
+                              c->expert->uid);
+        c->error.outcome_unknown = c->backward;
+        if (job->call != NULL)
+            call_give_up(job->call);
+        return;
+    }
+    c->status = job->error.status;
+    c->error = job->error;
+    if (c->status == SKEP_OK) {
+        c->output = job->outputs[0];
+        job->output_count = 0;
+    }
+}
+
+void fanout_wait(struct fanout *f, const struct fanout_policy *p,
+                 const struct fanout_expect *expect)
+{
+    uint64_t until_us = p->deadline_us;
+    bool enough = false;
+
+    pthread_mutex_lock(&f->gate->lock);
+    for (;;) {
+        check_answers(f, expect);
+        if (f->gate->open == 0)
+            break;
+        if (!enough && p->after_k_min_ms > 0 && is_enough(f, p)) {
+            uint64_t after_us = clock_deadline_us(p->after_k_min_ms);
+            enough = true;
+            until_us = after_us < until_us ? after_us : until_us;
+        }
+        if (!cond_wait_until(&f->gate->changed, &f->gate->lock, until_us) &&
+            clock_mono_us() >= until_us)
+            break;
+    }
+    check_answers(f, expect);
+    for (size_t i = 0; i < f->count; i++)
+        take_result(&f->calls[i]);
+    pthread_mutex_unlock(&f->gate->lock);
+}
+
+void fanout_fini(struct fanout *f)
+{
+    if (f == NULL || f->calls == NULL)
+        return;
+    for (size_t i = 0; i < f->count; i++) {
+        struct fanout_call *c = &f->calls[i];
+        skep_tensor_free(c->output);
+        skep_tensor_free(c->inputs[0]);
+        skep_tensor_free(c->inputs[1]);
+        job_unref(c->job);
+    }
+    mem_free(f->calls);
+    gate_unref(f->gate);
+    *f = (struct fanout){0};
+}

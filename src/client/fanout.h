@@ -1,0 +1,62 @@
+/*
+ * Many calls at once: to each expert of a batch its rows, and waiting for as many answers as are
+ * needed. A call that is given up ends by itself later and frees what is its own, so nobody waits
+ * for a node that hangs.
+ */
+#ifndef SKEP_CLIENT_FANOUT_H
+#define SKEP_CLIENT_FANOUT_H
+
+#include "client/client_internal.h"
+
+struct fanout_gate; /* what calls and the waiting thread share */
+
+/* One call. Zeroed, then experts and tensors filled in, before fanout_start(). */
+struct fanout_call {
+    struct skep_remote_expert *expert; /* borrowed until fanout_start() */
+    DLManagedTensor *inputs[2]; /* taken by fanout_start(): x, and for backward the gradient */
+    bool backward;
+    /* After fanout_wait(): */
+    skep_status status;
+    struct skep_error error;
+    DLManagedTensor *output; /* owned by the fanout; NULL unless SKEP_OK */
+    struct fanout_job *job;
+};
+
+struct fanout {
+    struct skep_client *client;
+    struct fanout_gate *gate;
+    struct fanout_call *calls; /* owned */
+    size_t count;
+};
+
+/* What the output of every call must be. */
+struct fanout_expect {
+    DLDataType dtype;
+    int ndim;             /* of a row */
+    const int64_t *shape; /* the same */
+    bool finite;
+};
+
+/* How long to wait. Sample s wants the calls pairs[s * k], ..., of which counts[s] are there. */
+struct fanout_policy {
+    size_t samples, k;
+    const uint32_t *pairs;
+    const size_t *counts;
+    size_t k_min;
+    uint64_t deadline_us;
+    uint32_t after_k_min_ms; /* 0: until the deadline */
+};
+
+enum { FANOUT_NO_CALL = UINT32_MAX };
+
+skep_status fanout_init(struct fanout *f, struct skep_client *client, size_t count,
+                        struct skep_error *err);
+/* Starts all calls, each with the time that is left. One that cannot be started has its status. */
+void fanout_start(struct fanout *f, uint64_t deadline_us);
+/* Waits as the policy says, checks what came, and gives up the rest (SKEP_DEADLINE_EXCEEDED; their
+ * nodes are avoided for a while, as are those whose answer was refused). */
+void fanout_wait(struct fanout *f, const struct fanout_policy *policy,
+                 const struct fanout_expect *expect);
+void fanout_fini(struct fanout *f); /* NULL and zeroed are allowed */
+
+#endif

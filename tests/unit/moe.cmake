@@ -1,0 +1,2 @@
+skep_unit_test(test_moe MODULES client LIBS PkgConfig::JANSSON PkgConfig::SODIUM TIMEOUT 120)
+set_property(TEST test_moe APPEND PROPERTY LABELS threads)
