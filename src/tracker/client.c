@@ -225,7 +225,7 @@ static void handle_input(struct tracker_client *client)
     }
 }
 
-void client_receive(struct tracker_client *client)
+bool client_receive(struct tracker_client *client)
 {
     uint8_t buffer[RECEIVE_BYTES];
     ssize_t n = recv(client->link->fd, buffer, sizeof(buffer), 0);
@@ -241,7 +241,10 @@ void client_receive(struct tracker_client *client)
             lost(client, "receiving", n == 0 ? 0 : errno);
         else
             client_is_no_tracker(client, "it closes the connection without an answer");
+    } else {
+        return errno == EINTR;
     }
+    return true;
 }
 
 /* ---- opening, calling ---- */

@@ -166,6 +166,18 @@ static void on_connected(struct tracker_client *client)
         client_send(client);
 }
 
+/* The socket is broken, and libuv has stopped watching it: what came before that still counts. */
+static void read_rest(struct tracker_client *client, struct client_link *link)
+{
+    link->watching = 0;
+    while (client->link == link)
+        if (!client_receive(client))
+            break;
+    if (client->link != link)
+        return;
+    address_failed(client, SKEP_UNAVAILABLE, "connection lost: the socket has an error");
+}
+
 static void on_poll(uv_poll_t *handle, int status, int events)
 {
     struct client_link *link = handle->data;
@@ -174,11 +186,11 @@ static void on_poll(uv_poll_t *handle, int status, int events)
     if (client == NULL)
         return;
     loop_enter(client->config.loop);
-    if (status < 0)
-        link->watching = 0; /* libuv has stopped watching by itself */
     if (!link->connected)
         on_connected(client);
-    else if (status < 0 || (events & UV_READABLE) != 0)
+    else if (status < 0)
+        read_rest(client, link);
+    else if ((events & UV_READABLE) != 0)
         client_receive(client);
     else
         client_send(client);

@@ -55,7 +55,8 @@ void client_fail(struct tracker_client *client, const struct skep_error *why);
 void client_fail_with(struct tracker_client *client, skep_status status, const char *what);
 void client_arm(struct tracker_client *client);
 void client_send(struct tracker_client *client);
-void client_receive(struct tracker_client *client);
+/* Reads once; false if nothing was there. */
+bool client_receive(struct tracker_client *client);
 
 /* client_connect.c */
 void client_connect(struct tracker_client *client);

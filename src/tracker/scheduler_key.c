@@ -128,9 +128,11 @@ static void forget(struct scheduler *s, struct scheduler_key *key)
 static void forget_longest_idle(struct scheduler *s)
 {
     struct scheduler_key *key = s->idle.first;
+    size_t max_bytes = s->limits.max_bytes / 4;
 
-    while (key != NULL &&
-           (s->idle_count > SCHEDULER_MAX_IDLE_KEYS || s->idle_bytes > SCHEDULER_MAX_IDLE_BYTES)) {
+    if (max_bytes > SCHEDULER_MAX_IDLE_BYTES)
+        max_bytes = SCHEDULER_MAX_IDLE_BYTES;
+    while (key != NULL && (s->idle_count > SCHEDULER_MAX_IDLE_KEYS || s->idle_bytes > max_bytes)) {
         struct scheduler_key *next = key->idle_next;
         if (!key->changed)
             forget(s, key);

@@ -80,6 +80,19 @@ static void list_remove(struct tracker_server *server, struct tracker_conn *conn
     server->counters.connections_open--;
 }
 
+static void log_seldom(struct log_gate *gate, const struct tracker_conn *conn, const char *what)
+{
+    unsigned long left_out;
+
+    if (!log_gate_open(gate, LOG_PERIOD_MS, &left_out))
+        return;
+    if (left_out > 0)
+        log_warn("tracker: %s port %u: %s (and %lu like it since the last such line)", conn->host,
+                 (unsigned)conn->port, what, left_out);
+    else
+        log_warn("tracker: %s port %u: %s", conn->host, (unsigned)conn->port, what);
+}
+
 /* ---- deadlines ---- */
 
 static void on_timer(uv_timer_t *timer)
@@ -130,6 +143,14 @@ static struct tracker_conn *conn_of_due(struct deadline_entry *entry)
     return (struct tracker_conn *)((char *)entry - offsetof(struct tracker_conn, due));
 }
 
+/* Else the kernel would keep what is unsent for one who does not read it. */
+static void reset_on_close(int fd)
+{
+    static const struct linger now = {.l_onoff = 1};
+
+    setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
+}
+
 void tracker_run_deadlines(struct tracker_server *server, uint64_t now_us)
 {
     struct deadline_entry *first = deadline_heap_first(&server->deadlines);
@@ -137,30 +158,18 @@ void tracker_run_deadlines(struct tracker_server *server, uint64_t now_us)
     for (; first != NULL && first->deadline_us <= now_us;
          first = deadline_heap_first(&server->deadlines)) {
         struct tracker_conn *conn = conn_of_due(first);
-        bool unsent = conn->unsent_due_us <= now_us;
         server->counters.timeouts++;
-        if (unsent)
-            log_debug("tracker: %s: reads no answers, closed", conn->host);
-        else
-            log_debug("tracker: %s: sent no whole message in time, closed", conn->host);
+        if (conn->unsent_due_us <= now_us) {
+            log_seldom(&server->protocol_gate, conn, "reads no answers: closed");
+            reset_on_close(conn->fd);
+        } else {
+            log_debug("tracker: %s: sent no whole message in time: closed", conn->host);
+        }
         tracker_conn_close(conn);
     }
 }
 
 /* ---- closing ---- */
-
-static void log_seldom(struct log_gate *gate, const struct tracker_conn *conn, const char *what)
-{
-    unsigned long left_out;
-
-    if (!log_gate_open(gate, LOG_PERIOD_MS, &left_out))
-        return;
-    if (left_out > 0)
-        log_warn("tracker: %s port %u: %s (and %lu like it since the last such line)", conn->host,
-                 (unsigned)conn->port, what, left_out);
-    else
-        log_warn("tracker: %s port %u: %s", conn->host, (unsigned)conn->port, what);
-}
 
 void tracker_conn_fail(struct tracker_conn *conn, const char *why)
 {
