@@ -1,8 +1,15 @@
-/* skep tracker: a tracker alone, until STOP, SIGINT or SIGTERM. */
+/*
+ * skep tracker: a tracker alone, until STOP, SIGINT or SIGTERM.
+ *
+ * In a swarm it is a node without experts, whose tracker is the point of it; with --no-dht it is
+ * the tracker's port and nothing else.
+ */
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
 
+#include <skep/log.h>
+#include <skep/node.h>
 #include <skep/tracker.h>
 
 #include "base/log.h"
@@ -53,6 +60,57 @@ static const struct option_spec specs[] = {
      .kind = OPTION_STRING,
      .placeholder = "TEXT",
      .help = "what a STOP message must present; without it tracker:<random>"},
+    /* swarm */
+    {.name = "no-dht",
+     .kind = OPTION_FLAG,
+     .help = "be a tracker and nothing else: publish nothing and ask no other tracker"},
+    {.name = "no-federation",
+     .kind = OPTION_FLAG,
+     .help = "neither ask other trackers of the swarm for resources nor serve them"},
+    {.name = "initial-peers",
+     .kind = OPTION_LIST,
+     .placeholder = "PEER,...",
+     .check = options_check_initial_peer,
+     .help = "DHT peers of the swarm to join, HOST:PORT each, or trackers that name some, "
+             "tracker://HOST:PORT; without them this tracker starts a swarm"},
+    {.name = "swarm",
+     .kind = OPTION_STRING,
+     .placeholder = "NAME",
+     .default_text = "skep",
+     .help = "name of the swarm"},
+    {.name = "swarm-key",
+     .kind = OPTION_STRING,
+     .placeholder = "PATH",
+     .help = "key file of a private swarm"},
+    {.name = "identity",
+     .kind = OPTION_STRING,
+     .placeholder = "PATH",
+     .help = "key file of this peer, made if missing; without it a new identity each time"},
+    {.name = "peers-file",
+     .kind = OPTION_STRING,
+     .placeholder = "PATH",
+     .help = "where known peers are kept for the next start"},
+    {.name = "listen",
+     .kind = OPTION_ENDPOINT,
+     .any_port = true,
+     .help = "TCP endpoint for other trackers of the swarm, encrypted; without it --host and any "
+             "port"},
+    {.name = "dht-listen",
+     .kind = OPTION_ENDPOINT,
+     .any_port = true,
+     .help = "UDP endpoint of the DHT; without it the host of --listen and any port"},
+    {.name = "announce",
+     .kind = OPTION_ENDPOINT,
+     .any_port = true,
+     .help = "endpoint to publish; without it that of --listen or, if that is a wildcard, the "
+             "address other peers see"},
+    {.name = "update-period",
+     .kind = OPTION_INT,
+     .min = 1,
+     .max = 1800,
+     .unit = "s",
+     .default_text = "30s",
+     .help = "time between two publications in the DHT"},
     {.name = "json",
      .kind = OPTION_FLAG,
      .help = "print a line of JSON when ready, and one at the end"},
@@ -60,8 +118,10 @@ static const struct option_spec specs[] = {
 
 static const struct option_table table = {
     .command = "tracker",
-    .summary = "Runs a tracker that speaks the TVM RPC tracker protocol, until it gets a STOP "
-               "message with its stop key, SIGINT or SIGTERM; a second signal ends it at once.",
+    .summary = "Runs a tracker that speaks the TVM RPC tracker protocol and takes part in a swarm: "
+               "what it holds is published in the DHT, and what it lacks is asked of other "
+               "trackers. Until it gets a STOP message with its stop key, SIGINT or SIGTERM; a "
+               "second signal ends it at once.",
     .example = "skep tracker --host 0.0.0.0 --port 9190 --port-end 9199\n"
                "skep tracker --host 127.0.0.1 --port 0 --json",
     .specs = specs,
@@ -146,27 +206,154 @@ static void serve(const struct options *o, struct running *running, struct skep_
         tell_stopped(tracker);
 }
 
+/* --- in a swarm ---------------------------------------------------------------------------- */
+
+/* Room for the texts that options of a node point to. */
+struct texts {
+    char listen[ENDPOINT_TEXT_BYTES], dht_listen[ENDPOINT_TEXT_BYTES];
+    char announce[ENDPOINT_TEXT_BYTES], tracker[ENDPOINT_TEXT_BYTES];
+};
+
+static const char *endpoint_text(const struct options *o, const char *name,
+                                 char out[static ENDPOINT_TEXT_BYTES])
+{
+    const struct endpoint *e = options_endpoint(o, name);
+
+    return e != NULL ? endpoint_format(e, out) : NULL;
+}
+
+/* --host with a port, as endpoints are written. */
+static const char *host_text(const char *host, uint16_t port, char out[static ENDPOINT_TEXT_BYTES])
+{
+    struct endpoint e = {.port = port};
+
+    snprintf(e.host, sizeof(e.host), "%s", host);
+    return endpoint_format(&e, out);
+}
+
+static void fill_node_options(const struct options *o, const struct skep_tracker_options *tracker,
+                              struct texts *texts, struct skep_node_options *out)
+{
+    skep_node_options_init(out);
+    out->listen = endpoint_text(o, "listen", texts->listen);
+    if (out->listen == NULL)
+        out->listen = host_text(tracker->host, 0, texts->listen);
+    out->dht_listen = endpoint_text(o, "dht-listen", texts->dht_listen);
+    out->announce = endpoint_text(o, "announce", texts->announce);
+    out->initial_peers = options_list(o, "initial-peers", &out->initial_peer_count);
+    out->peers_file = options_string(o, "peers-file");
+    out->swarm = options_string(o, "swarm");
+    out->swarm_key = options_string(o, "swarm-key");
+    out->identity = options_string(o, "identity");
+    out->update_period_s = (uint32_t)options_int(o, "update-period");
+    out->no_federation = options_flag(o, "no-federation");
+    out->tracker_listen = host_text(tracker->host, tracker->port, texts->tracker);
+    out->tracker_any_port = tracker->port == 0;
+    out->tracker_port_end = tracker->port_end;
+    out->tracker_silent = tracker->silent;
+    out->tracker_reuse_addr = tracker->reuse_addr;
+    out->tracker_timeout_ms = tracker->timeout_ms;
+    out->tracker_max_connections = tracker->max_connections;
+    out->tracker_stop_key = tracker->stop_key;
+    out->stop_with_tracker = true;
+}
+
+static void tell_node_ready(const struct options *o, struct skep_node *node)
+{
+    const char *endpoint = skep_node_tracker_endpoint(node);
+    struct endpoint e = {0};
+
+    if (endpoint_parse(&e, endpoint, false, NULL) != SKEP_OK)
+        return; /* it is as endpoint_format() wrote it */
+    print_event(json_pack("{s:s, s:s, s:i, s:s, s:s, s:s, s:s, s:i, s:s}", "event", "ready", "host",
+                          options_string(o, "host"), "port", (int)e.port, "endpoint", endpoint,
+                          "stop_key", skep_node_tracker_stop_key(node), "peer_id",
+                          skep_node_peer_id(node), "node_endpoint", skep_node_endpoint(node),
+                          "dht_port", (int)skep_node_dht_port(node), "initial_peers",
+                          skep_node_initial_peer(node)));
+}
+
+static void tell_node_stopped(struct skep_node *node)
+{
+    struct skep_node_stats s;
+
+    skep_node_stats(node, &s);
+    print_event(json_pack(
+        "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "event", "stopped",
+        "connections", (json_int_t)s.tracker_connections_accepted, "connections_refused",
+        (json_int_t)s.tracker_connections_refused, "messages", (json_int_t)s.tracker_messages,
+        "puts", (json_int_t)s.tracker_puts, "requests", (json_int_t)s.tracker_requests,
+        "requests_served", (json_int_t)s.tracker_requests_served, "requests_federated",
+        (json_int_t)s.tracker_requests_federated, "records_published",
+        (json_int_t)s.tracker_records_published, "protocol_errors",
+        (json_int_t)s.tracker_protocol_errors, "timeouts", (json_int_t)s.tracker_timeouts));
+}
+
+static void stop_node(void *arg)
+{
+    skep_node_request_stop(arg);
+}
+
+static int run_node(const struct options *o, const struct skep_tracker_options *tracker)
+{
+    struct skep_node_options node_options;
+    struct skep_node *node = NULL;
+    struct skep_error err = {0};
+    struct texts texts;
+    bool json = options_flag(o, "json");
+
+    if (tracker->silent)
+        skep_log_set(SKEP_LOG_WARNING, NULL, NULL);
+    fill_node_options(o, tracker, &texts, &node_options);
+    skep_status rc = skep_node_new(&node_options, &node, &err);
+    if (rc == SKEP_INVALID_ARGUMENT)
+        return cli_usage_error(table.command, "%s", err.message);
+    if (rc == SKEP_OK) {
+        signals_begin(stop_node, node);
+        rc = skep_node_start(node, &err);
+        if (rc == SKEP_OK) {
+            if (json)
+                tell_node_ready(o, node);
+            skep_node_wait(node, UINT32_MAX);
+            if (json)
+                tell_node_stopped(node);
+        }
+        signals_end();
+    }
+    skep_node_free(node);
+    return rc == SKEP_OK ? CLI_DONE : cli_fail(table.command, &err);
+}
+
+/* --- alone --------------------------------------------------------------------------------- */
+
+static int run_alone(const struct options *o, const struct skep_tracker_options *options)
+{
+    static struct running running; /* outlives what the handler may still read */
+    struct skep_tracker *tracker = NULL;
+    struct skep_error err = {0};
+    int code = CLI_DONE;
+
+    signals_begin(on_signal, &running);
+    if (skep_tracker_start(options, &tracker, &err) == SKEP_OK)
+        serve(o, &running, tracker);
+    else
+        code = cli_fail(table.command, &err);
+    signals_end();
+    skep_tracker_free(tracker);
+    return code;
+}
+
 int cmd_tracker(int argc, char **argv)
 {
     struct options o;
     struct skep_tracker_options options;
-    struct skep_tracker *tracker = NULL;
-    struct skep_error err = {0};
-    static struct running running; /* outlives what the handler may still read */
     int code;
 
     if (!options_begin(&o, &table, argc, argv, &code))
         return code;
     code = read_options(&o, &options);
-    if (code == CLI_DONE) {
-        signals_begin(on_signal, &running);
-        if (skep_tracker_start(&options, &tracker, &err) == SKEP_OK)
-            serve(&o, &running, tracker);
-        else
-            code = cli_fail(table.command, &err);
-        signals_end();
-        skep_tracker_free(tracker);
-    }
+    if (code == CLI_DONE)
+        code = options_flag(&o, "no-dht") ? run_alone(&o, &options) : run_node(&o, &options);
     options_free(&o);
     return code;
 }
