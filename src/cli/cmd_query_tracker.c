@@ -203,7 +203,7 @@ static void print_queue_rows(const struct row *rows, size_t count)
     for (size_t i = 0; i < count; i++)
         if (characters(rows[i].text) > width)
             width = characters(rows[i].text);
-    int line = (width > 3 ? width : 3) + (int)strlen("   total  free  pending");
+    int line = (width > 3 ? width : 3) + (int)strlen("   total  free  pending\n");
     puts("Queue Status");
     print_line(line);
     printf("%-*s   total  free  pending\n", width, "key");

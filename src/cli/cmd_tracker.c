@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <string.h>
 
 #include <skep/log.h>
 #include <skep/node.h>
@@ -222,12 +223,14 @@ static const char *endpoint_text(const struct options *o, const char *name,
     return e != NULL ? endpoint_format(e, out) : NULL;
 }
 
-/* --host with a port, as endpoints are written. */
+/* --host, which may have brackets, with a port, as endpoints are written. */
 static const char *host_text(const char *host, uint16_t port, char out[static ENDPOINT_TEXT_BYTES])
 {
     struct endpoint e = {.port = port};
+    int len = (int)strlen(host);
+    bool brackets = len > 1 && host[0] == '[' && host[len - 1] == ']';
 
-    snprintf(e.host, sizeof(e.host), "%s", host);
+    snprintf(e.host, sizeof(e.host), "%.*s", brackets ? len - 2 : len, host + brackets);
     return endpoint_format(&e, out);
 }
 
