@@ -209,7 +209,7 @@ static void handle_events(struct directory *d, struct inbox_event *events)
             continue;
         if (q->collects)
             query_collected(d, q);
-        else if (q->found.live > 0)
+        else
             query_found(d, q);
     }
     while (ends != NULL) {

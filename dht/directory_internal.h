@@ -243,7 +243,7 @@ void queries_timers(struct directory *d, uint64_t now_us);
 void queries_free_all(struct directory *d);
 /* New records of one that collects: it will do with them soon, or at once. */
 void query_collected(struct directory *d, struct query *q);
-/* New records of an expert, which is served: the same, by what its waiters want. */
+/* New records of an expert: the same, by what its waiters want. */
 void query_found(struct directory *d, struct query *q);
 
 /* directory_check.c. Without the lock, by the worker: */

@@ -176,8 +176,6 @@ void query_answer(struct directory *d, struct query *q, skep_status status)
     if (status == SKEP_OK && q->settle_us != 0 && !q->collects && q->found.live == 0)
         status = SKEP_NOT_FOUND; /* it has been withdrawn meanwhile */
     answer_waiters(d, q, status, true);
-    if (q->settle_us != 0)
-        note_whole(d, q);
     if (status == SKEP_NOT_FOUND && !q->own) {
         struct cache_entry *e = lookup_cache_touch(&d->cache, q->key);
         if (e != NULL)
@@ -203,19 +201,26 @@ void query_collected(struct directory *d, struct query *q)
     }
 }
 
+/* Gives what has not come yet as long as the first record took. */
+static void settle(struct directory *d, struct query *q)
+{
+    uint64_t now_us = clock_mono_us();
+    uint64_t grace_us = now_us - q->asked_us;
+
+    if (grace_us < GRACE_MIN_US)
+        grace_us = GRACE_MIN_US;
+    q->settle_us = now_us + (grace_us < GRACE_MAX_US ? grace_us : GRACE_MAX_US);
+    directory_due(d, q->settle_us);
+}
+
 void query_found(struct directory *d, struct query *q)
 {
-    answer_waiters(d, q, SKEP_OK, false);
-    if (q->waiters == NULL || q->state != QUERY_ASKED) {
+    if (q->found.live > 0)
+        answer_waiters(d, q, SKEP_OK, false);
+    if (q->found.live > 0 && (q->waiters == NULL || q->state != QUERY_ASKED))
         query_answer(d, q, SKEP_OK);
-    } else if (q->settle_us == 0) {
-        uint64_t now_us = clock_mono_us();
-        uint64_t grace_us = now_us - q->asked_us;
-        if (grace_us < GRACE_MIN_US)
-            grace_us = GRACE_MIN_US;
-        q->settle_us = now_us + (grace_us < GRACE_MAX_US ? grace_us : GRACE_MAX_US);
-        directory_due(d, q->settle_us);
-    }
+    else if (q->found.live + q->found.withdrawn > 0 && q->state == QUERY_ASKED && q->settle_us == 0)
+        settle(d, q);
 }
 
 static void ask_dht(struct directory *d, struct query *q, uint64_t now_us)
@@ -259,6 +264,7 @@ void query_done(struct directory *d, struct ask *ask, bool ok)
         q->ask = NULL;
         release_slot(d, q);
         if (q->state == QUERY_ASKED && q->settle_us != 0) {
+            note_whole(d, q);
             query_answer(d, q, SKEP_OK); /* all that there is */
         } else if (q->state == QUERY_ASKED) {
             q->state = QUERY_ENDED;
@@ -272,6 +278,32 @@ void query_done(struct directory *d, struct ask *ask, bool ok)
             note_whole(d, q);
         free_query(d, q);
     }
+}
+
+/* It is asked once more, soon. */
+static void pause_query(struct directory *d, struct query *q, uint64_t now_us)
+{
+    release_slot(d, q);
+    q->settle_us = 0;
+    q->state = QUERY_PAUSED;
+    q->again_us = now_us + RETRY_PAUSE_US + randombytes_uniform(RETRY_PAUSE_US);
+    directory_due(d, q->again_us);
+    d->stats.get_retries++;
+}
+
+/*
+ * What is there has to do. If that is only that somebody has withdrawn it, dead nodes hold up the
+ * end: it is asked for once more, for whoever left may be back under a new address.
+ */
+static void conclude_settled(struct directory *d, struct query *q, uint64_t now_us)
+{
+    note_whole(d, q);
+    if (q->collects || q->found.live > 0)
+        query_answer(d, q, SKEP_OK);
+    else if (q->attempts < MAX_ATTEMPTS)
+        pause_query(d, q, now_us);
+    else
+        query_answer(d, q, SKEP_NOT_FOUND);
 }
 
 /* An attempt came back without a record that verifies. */
@@ -288,10 +320,7 @@ static void conclude_query(struct directory *d, struct query *q, bool has_peers,
     } else if (last) {
         query_answer(d, q, q->ended_ok ? SKEP_NOT_FOUND : SKEP_UNAVAILABLE);
     } else {
-        q->state = QUERY_PAUSED;
-        q->again_us = now_us + RETRY_PAUSE_US + randombytes_uniform(RETRY_PAUSE_US);
-        directory_due(d, q->again_us);
-        d->stats.get_retries++;
+        pause_query(d, q, now_us);
     }
 }
 
@@ -335,7 +364,7 @@ static void asked_timers(struct directory *d, struct query *q, uint64_t now_us)
     if (q->waiters == NULL) {
         linger(d, q);
     } else if (q->settle_us != 0 && q->settle_us <= now_us) {
-        query_answer(d, q, SKEP_OK);
+        conclude_settled(d, q, now_us);
     } else if (q->settle_us != 0) {
         directory_due(d, q->settle_us);
     } else if (limit > now_us) {

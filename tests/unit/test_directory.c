@@ -251,6 +251,35 @@ static void an_offline_record_withdraws_a_peer(void **state)
     net_stop_many(nodes, 4);
 }
 
+static unsigned good_nodes(const struct net_node *node)
+{
+    struct runner_status status;
+
+    runner_status(swarm_runner(node->swarm), &status);
+    return status.good_nodes;
+}
+
+/* Dead nodes near the key hold up OpenDHT's end, not the answer; and who left may be back. */
+static void a_withdrawn_expert_is_asked_for_once_more(void **state)
+{
+    (void)state;
+    struct net_node nodes[2], asker;
+    struct directory_stats stats;
+    const struct net_options options = {0};
+
+    net_start_many(nodes, 2);
+    const uint16_t ports[] = {net_port(&nodes[0]), net_port(&nodes[1])};
+    net_start_with(&asker, ports, 2, &options);
+    assert_true(NET_UNTIL(good_nodes(&asker) == 2));
+    assert_int_equal(net_declare_expert(&nodes[1], "ffn.7", 7001, 60, true), SKEP_OK);
+    net_stop(&nodes[1]);
+    assert_int_equal(net_get_status(&asker, "ffn.7", DIRECTORY_FRESH), SKEP_NOT_FOUND);
+    directory_stats(net_directory(&asker), &stats);
+    assert_int_equal(stats.gets, 2);
+    net_stop(&asker);
+    net_stop(&nodes[0]);
+}
+
 static void a_new_endpoint_wins_over_the_old_one_of_the_same_peer(void **state)
 {
     (void)state;
@@ -672,6 +701,7 @@ int main(void)
         cmocka_unit_test(without_peers_nothing_blocks_and_a_late_joiner_finds_the_record),
         cmocka_unit_test(a_peer_that_never_answers_holds_nothing_up),
         cmocka_unit_test(an_offline_record_withdraws_a_peer),
+        cmocka_unit_test(a_withdrawn_expert_is_asked_for_once_more),
         cmocka_unit_test(a_new_endpoint_wins_over_the_old_one_of_the_same_peer),
         cmocka_unit_test(a_record_is_gone_once_it_has_expired),
         cmocka_unit_test(found_records_and_misses_are_remembered),
