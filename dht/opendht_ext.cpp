@@ -119,6 +119,8 @@ dht::DhtRunner::Config make_config(const opendht_ext_config &config)
     auto &node = out.dht_config.node_config;
 
     node.network = config.network_id;
+    if (config.node_id != nullptr)
+        node.node_id = dht::InfoHash(config.node_id, OPENDHT_EXT_KEY_BYTES);
     node.is_bootstrap = config.is_bootstrap;
     node.maintain_storage = config.maintain_storage;
     node.max_req_per_sec = config.max_req_per_sec;

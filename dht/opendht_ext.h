@@ -43,7 +43,8 @@ struct opendht_ext_config {
     const struct sockaddr *bind6; /* NULL: no IPv6 */
     socklen_t bind6_len;
     uint32_t network_id;
-    long max_req_per_sec;      /* 0: OpenDHT's default; -1: no limit */
+    const uint8_t *node_id; /* OPENDHT_EXT_KEY_BYTES; NULL: a random one. Borrowed for the call */
+    long max_req_per_sec;   /* 0: OpenDHT's default; -1: no limit */
     long max_peer_req_per_sec; /* the same, for one address */
     bool is_bootstrap;
     bool maintain_storage;

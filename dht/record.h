@@ -144,6 +144,9 @@ void record_key_trackers_shard(const struct record_swarm *swarm, unsigned shard,
 void record_key_resource(const struct record_swarm *swarm, const char *resource,
                          uint8_t key[static RECORD_KEY_BYTES]);
 unsigned record_shard(const uint8_t peer_id[static PEER_ID_BYTES]);
+/* A DHT node id of a peer that has the same one after each restart. */
+void record_dht_id(const struct record_swarm *swarm, const uint8_t peer_id[static PEER_ID_BYTES],
+                   uint8_t id[static RECORD_KEY_BYTES]);
 /* OpenDHT's network id of a swarm; never 0. */
 uint32_t record_network_id(const struct record_swarm *swarm);
 

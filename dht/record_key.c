@@ -143,6 +143,17 @@ void record_key_resource(const struct record_swarm *swarm, const char *resource,
     key_of_text(swarm, "resource", resource, key);
 }
 
+void record_dht_id(const struct record_swarm *swarm, const uint8_t peer_id[static PEER_ID_BYTES],
+                   uint8_t id[static RECORD_KEY_BYTES])
+{
+    struct field_hash h;
+
+    field_hash_init(&h, swarm, "skep dht id v1");
+    field_hash_text(&h, swarm->name);
+    field_hash_bytes(&h, peer_id, PEER_ID_BYTES);
+    key_end(&h, id);
+}
+
 unsigned record_shard(const uint8_t peer_id[static PEER_ID_BYTES])
 {
     return peer_id[0] % RECORD_SHARDS;

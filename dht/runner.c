@@ -214,6 +214,7 @@ static skep_status start(struct runner *runner, const struct runner_config *conf
         .bind6 = port->v6.len ? (const struct sockaddr *)&port->v6.sa : NULL,
         .bind6_len = port->v6.len,
         .network_id = config->network_id,
+        .node_id = config->dht_id,
         .is_bootstrap = config->bootstrap_only,
         /* Publishers refresh their records; keeping strangers' alive would only delay their end. */
         .maintain_storage = false,

@@ -29,6 +29,7 @@ void runner_own_process(void);
 struct runner_config {
     struct endpoint listen; /* UDP; host unspecified: all, both families; port 0: pick one */
     uint32_t network_id;    /* not 0 */
+    const uint8_t *dht_id;  /* RECORD_KEY_BYTES; NULL: a random one. Borrowed for the call */
     const struct record_swarm *swarm; /* for the policies; borrowed until runner_free() */
     bool bootstrap_only;              /* `skep dht` */
     size_t storage_limit_bytes;       /* kept for others; default 64 MiB */

@@ -82,14 +82,17 @@ static bool is_loopback_swarm(const struct swarm_config *config, const struct pe
 static skep_status start_runner(struct swarm *swarm, const struct swarm_config *config,
                                 struct skep_error *err)
 {
+    uint8_t dht_id[RECORD_KEY_BYTES];
     const struct runner_config runner = {
         .listen = config->dht_listen,
         .network_id = record_network_id(&swarm->record),
+        .dht_id = config->identity_is_ours ? dht_id : NULL,
         .swarm = &swarm->record,
         .bootstrap_only = config->bootstrap_only,
         .raise_rate_limits = config->raise_rate_limits,
     };
 
+    record_dht_id(&swarm->record, config->identity->peer_id, dht_id);
     return runner_new(&runner, &swarm->runner, err);
 }
 

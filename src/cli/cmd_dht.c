@@ -95,6 +95,7 @@ static skep_status join(const struct options *o, struct peer *p, struct skep_err
         .dht_listen = *options_endpoint(o, "listen"),
         .peers_file = options_string(o, "peers-file"),
         .bootstrap_only = true,
+        .identity_is_ours = true,
     };
 
     config.initial_peers = options_list(o, "initial-peers", &config.initial_peer_count);

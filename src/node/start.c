@@ -32,6 +32,7 @@ static skep_status join_swarm(struct skep_node *node, struct skep_error *err)
         .initial_peers = (const char *const *)s->initial_peers,
         .initial_peer_count = s->initial_peer_count,
         .peers_file = s->peers_file,
+        .identity_is_ours = true,
     };
 
     if (s->options.no_dht)

@@ -29,6 +29,7 @@ struct net_options {
     int64_t (*wall_ms)(void);
     uint32_t minute_ms;
     uint16_t port;
+    bool identity_is_ours;
 };
 
 static inline uint64_t net_deadline(void)
@@ -82,6 +83,7 @@ static inline void net_start_with(struct net_node *node, const uint16_t *ports, 
         .peers_file = options->peers_file,
         .wall_ms = options->wall_ms,
         .bootstrap_minute_ms = options->minute_ms,
+        .identity_is_ours = options->identity_is_ours,
     };
     if (swarm_join(&config, &node->swarm, &err) != SKEP_OK)
         fail_msg("swarm_join: %s", err.message);

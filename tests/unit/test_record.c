@@ -650,7 +650,7 @@ static void keys_differ_by_swarm_kind_and_subject(void **state)
 {
     (void)state;
     struct record_swarm other = {.name = "tes", .clock_skew_s = 60};
-    uint8_t keys[9][RECORD_KEY_BYTES], root[RECORD_KEY_BYTES];
+    uint8_t keys[13][RECORD_KEY_BYTES], root[RECORD_KEY_BYTES];
 
     record_key_expert(&open_swarm, "ffn.3", keys[0]);
     record_key_expert(&open_swarm, "ffn.4", keys[1]);
@@ -661,7 +661,11 @@ static void keys_differ_by_swarm_kind_and_subject(void **state)
     record_key_prefix_root(&open_swarm, "ffn.", 15, keys[6]);
     record_key_node(&open_swarm, publisher.peer_id, keys[7]);
     record_key_nodes_shard(&open_swarm, 0, keys[8]);
-    for (size_t i = 0; i < 9; i++)
+    record_dht_id(&open_swarm, publisher.peer_id, keys[9]);
+    record_dht_id(&open_swarm, stranger.peer_id, keys[10]);
+    record_dht_id(&other, publisher.peer_id, keys[11]);
+    record_dht_id(&closed_swarm, publisher.peer_id, keys[12]);
+    for (size_t i = 0; i < 13; i++)
         for (size_t j = 0; j < i; j++)
             assert_memory_not_equal(keys[i], keys[j], RECORD_KEY_BYTES);
     record_key_prefix(&open_swarm, "ffn.", publisher.peer_id, root);

@@ -210,6 +210,36 @@ static void loopback_endpoints_only_in_a_loopback_swarm(void **state)
 
 /* ---- staying joined ---- */
 
+/* Whether `at` knows one peer alone, at this port, and holds it for alive. */
+static bool knows_only(const struct net_node *at, uint16_t port)
+{
+    struct address known[2];
+    struct endpoint e;
+
+    if (runner_known_peers(swarm_runner(at->swarm), known, 2) != 1)
+        return false;
+    endpoint_from_address(&e, (const struct sockaddr *)&known[0].sa);
+    return e.port == port;
+}
+
+static void a_restarted_node_takes_its_old_place(void **state)
+{
+    (void)state;
+    struct net_node first, node;
+    struct identity identity;
+    const struct net_options options = {.identity = &identity, .identity_is_ours = true};
+
+    assert_int_equal(identity_generate(&identity, NULL), SKEP_OK);
+    net_start(&first, 0);
+    for (int i = 0; i < 3; i++) {
+        uint16_t port = net_port(&first);
+        net_start_with(&node, &port, 1, &options);
+        assert_true(NET_UNTIL(knows_only(&first, net_port(&node))));
+        net_stop(&node);
+    }
+    net_stop(&first);
+}
+
 static void four_nodes_started_before_their_bootstrap_node_become_one_swarm(void **state)
 {
     (void)state;
@@ -437,6 +467,7 @@ int main(void)
         cmocka_unit_test(swarms_of_different_names_do_not_mix),
         cmocka_unit_test(ones_own_address_and_repeats_are_left_out),
         cmocka_unit_test(loopback_endpoints_only_in_a_loopback_swarm),
+        cmocka_unit_test(a_restarted_node_takes_its_old_place),
         cmocka_unit_test(four_nodes_started_before_their_bootstrap_node_become_one_swarm),
         cmocka_unit_test(two_halves_started_apart_find_each_other),
         cmocka_unit_test(newcomers_join_once_the_bootstrap_node_is_back),
