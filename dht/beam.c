@@ -241,6 +241,7 @@ static bool list_first(struct search *s, struct sample *p, const double *scores)
 static bool list_next(struct search *s, struct sample *p, const double *scores)
 {
     int64_t size = s->query->sizes[s->level];
+    uint32_t depth = (uint32_t)(s->query->dims - s->level);
     size_t all = 0;
 
     for (size_t b = 0; b < p->beam_count; b++) {
@@ -260,7 +261,7 @@ static bool list_next(struct search *s, struct sample *p, const double *scores)
                 s->result->outside += n - i;
                 break;
             }
-            if (prefix_view_is_alive(view, i, s->now_s))
+            if (prefix_view_is_alive(view, i, depth, s->now_s))
                 p->list[p->total++] = (struct candidate){p->beam[b].score + scores[coords[i]],
                                                          p->beam[b].node, (int32_t)coords[i]};
         }

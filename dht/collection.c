@@ -83,3 +83,37 @@ void collection_put(struct collection *c, struct record *record, uint64_t mark)
     else
         record_free(&item.record);
 }
+
+/* False if memory is short. */
+static bool put_copy(struct collection *c, const struct collected *item)
+{
+    struct record copy = item->record;
+
+    if (copy.kind != RECORD_PREFIX)
+        return true;
+    copy.prefix.coords = mem_calloc(copy.prefix.coord_count + 1, sizeof(int64_t));
+    if (copy.prefix.coords == NULL)
+        return false;
+    if (copy.prefix.coord_count > 0)
+        memcpy(copy.prefix.coords, item->record.prefix.coords,
+               copy.prefix.coord_count * sizeof(int64_t));
+    collection_put(c, &copy, item->mark);
+    return true;
+}
+
+struct collection *collection_merge(const struct collection *old, const struct collection *fresh,
+                                    int64_t now_s)
+{
+    struct collection *c = collection_new();
+    bool ok = c != NULL;
+
+    for (size_t i = 0; ok && fresh != NULL && i < fresh->count; i++)
+        ok = put_copy(c, &fresh->items[i]);
+    for (size_t i = 0; ok && old != NULL && i < old->count; i++)
+        if (old->items[i].record.expires_at > now_s)
+            ok = put_copy(c, &old->items[i]);
+    if (ok)
+        return c;
+    collection_unref(c);
+    return NULL;
+}

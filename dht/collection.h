@@ -28,6 +28,15 @@ struct collection *collection_new(void); /* one reference; NULL if memory is sho
 void collection_ref(struct collection *collection);
 void collection_unref(struct collection *collection); /* NULL is allowed */
 
+/*
+ * What is known after reading a key once more: the records of both, the newer of each, without
+ * those of `old` that have ended. A lookup may miss records that are there, so what was known stays
+ * until its end. Prefix records only.
+ * @return one reference; NULL if memory is short.
+ */
+struct collection *collection_merge(const struct collection *old, const struct collection *fresh,
+                                    int64_t now_s);
+
 /* What tells one encoded record from others: the start of its signature. */
 uint64_t collection_mark(const uint8_t *data, size_t len);
 /* Whether a record with this mark was put in: OpenDHT hands replicas out more than once. */

@@ -311,6 +311,7 @@ skep_status directory_new(const struct directory_config *config, struct director
     d->batches_last = &d->batches;
     pthread_mutex_init(&d->worker, NULL);
     pthread_mutex_init(&d->lock, NULL);
+    pthread_mutex_init(&d->watch_lock, NULL);
     cond_init(&d->no_waiting);
 
     skep_status rc = lookup_cache_init(
@@ -352,6 +353,7 @@ void directory_free(struct directory *d)
     lookup_cache_fini(&d->cache);
     mem_free(d->locals);
     pthread_cond_destroy(&d->no_waiting);
+    pthread_mutex_destroy(&d->watch_lock);
     pthread_mutex_destroy(&d->lock);
     pthread_mutex_destroy(&d->worker);
     mem_free(d);

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "dht/directory_internal.h"
+#include "dht/watch.h"
 
 enum {
     /* How long a view of a prefix is taken from the cache: what appears is seen after that. */
@@ -233,6 +234,8 @@ static void answer_known(struct directory *d, const char *const *prefixes, size_
             continue;
         }
         if (!(flags & DIRECTORY_FRESH)) {
+            if (watches_successors(d, prefix, &results[i]))
+                continue;
             record_key_prefix(d->swarm, prefix, nobody, key);
             if (!is_root(prefix) && answer_from_cache(d, key, &results[i]))
                 continue;

@@ -42,8 +42,9 @@ struct successors {
 
 /*
  * Looks up what is alive under prefixes, each of them once, merged over all nodes that say so; of a
- * root prefix all its shards. Answered from the cache, which keeps answers for 10 s and misses for
- * as long as those of UIDs; both are local, so nobody can make a prefix look empty to others.
+ * root prefix all its shards. Answered from a watch (dht/watch.h) if one covers it, else from the
+ * cache, which keeps answers for 10 s and misses for as long as those of UIDs; both are local, so
+ * nobody can make a prefix look empty to others.
  * @param prefixes  borrowed. @param results count entries, written always; SKEP_INVALID_ARGUMENT in
  *                  those that are no prefixes. successors_free().
  * @param flags     DIRECTORY_FRESH: not from watches and the cache.

@@ -7,6 +7,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "dht/watch.h"
 
 enum { MAX_OWN_KEYS = 256 };
 
@@ -165,6 +166,8 @@ static bool answer_locally(struct directory *d, const char *uid, const uint8_t *
         result->providers[0].seq = d->last_seq;
         return true;
     }
+    if (!(flags & DIRECTORY_FRESH) && watches_get(d, uid, result))
+        return true;
     struct cache_entry *e = flags & DIRECTORY_FRESH ? NULL : lookup_cache_find(&d->cache, key);
     if (e == NULL)
         return false;

@@ -12,7 +12,8 @@
  * either the directory's thread or a caller who waits for a lookup (see inbox.h). Only the worker
  * frees queries; callbacks run on the directory's thread alone, with no lock held.
  *
- * Lock order: directory.worker, directory.lock, inbox.lock; OpenDHT's own locks come after all.
+ * Lock order: directory.worker, directory.lock, directory.watch_lock, a watch's lock, inbox.lock;
+ * OpenDHT's own locks come after all.
  */
 #ifndef SKEP_DHT_DIRECTORY_INTERNAL_H
 #define SKEP_DHT_DIRECTORY_INTERNAL_H
@@ -193,6 +194,9 @@ struct directory {
     uint64_t own_mono_us; /* when it was seen */
     unsigned own_raised;  /* times a record of ours was newer than what we gave out */
     struct directory_stats stats;
+
+    pthread_mutex_t watch_lock; /* guards watches */
+    struct watch *watches;
 };
 
 /* directory.c. Works off what arrived, what is due, and starts what there are slots for; then wakes

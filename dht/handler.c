@@ -236,7 +236,7 @@ static size_t publish(struct handler *h, enum publication_scope scope)
         if (has_peers)
             log_failed(h, failed, declarations, count);
     }
-    note_round(h, count, failed, has_peers);
+    note_round(h, count > 0 ? count - publication_bells(h->publication) : 0, failed, has_peers);
     return failed;
 }
 

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -216,7 +217,36 @@ std::shared_ptr<operation> make_operation(const opendht_ext_calls &calls)
     }
 }
 
+/* Who listens; shared by the copies OpenDHT makes of its closure, as operations are. */
+class listener
+{
+  public:
+    listener(void (*h)(void *), void (*r)(void *), void *a) : heard(h), release(r), arg(a)
+    {
+    }
+    listener(const listener &) = delete;
+    listener &operator=(const listener &) = delete;
+    ~listener()
+    {
+        release(arg);
+    }
+    void ring() const
+    {
+        heard(arg);
+    }
+
+  private:
+    void (*heard)(void *);
+    void (*release)(void *);
+    void *arg;
+};
+
 } // namespace
+
+struct opendht_ext_listen {
+    dht::InfoHash key;
+    std::shared_future<size_t> token;
+};
 
 extern "C" {
 
@@ -295,6 +325,48 @@ void opendht_ext_get(dht_runner *runner, const uint8_t key[OPENDHT_EXT_KEY_BYTES
             dht::Value::Filter([](const dht::Value &value) { return is_ours(value); }));
     } catch (...) {
         /* As in opendht_ext_put(). */
+    }
+}
+
+struct opendht_ext_listen *opendht_ext_listen_start(dht_runner *runner,
+                                                    const uint8_t key[OPENDHT_EXT_KEY_BYTES],
+                                                    void (*heard)(void *), void (*release)(void *),
+                                                    void *arg)
+{
+    listener *l = new (std::nothrow) listener(heard, release, arg);
+    if (l == nullptr) {
+        release(arg);
+        return nullptr;
+    }
+    try {
+        const std::shared_ptr<listener> shared(l); /* deletes l if it throws */
+        auto out = std::make_unique<opendht_ext_listen>();
+        out->key = dht::InfoHash(key, OPENDHT_EXT_KEY_BYTES);
+        out->token =
+            unwrap(runner)
+                ->listen(out->key,
+                         dht::ValueCallback(
+                             [shared](const std::vector<std::shared_ptr<dht::Value>> &, bool) {
+                                 shared->ring();
+                                 return true;
+                             }),
+                         dht::Value::Filter([](const dht::Value &v) { return is_ours(v); }))
+                .share();
+        return out.release();
+    } catch (...) {
+        return nullptr; /* unwinding released the listener */
+    }
+}
+
+void opendht_ext_listen_stop(dht_runner *runner, struct opendht_ext_listen *listen)
+{
+    const std::unique_ptr<opendht_ext_listen> owned(listen);
+
+    try {
+        if (owned)
+            unwrap(runner)->cancelListen(owned->key, owned->token);
+    } catch (...) {
+        /* It ends with the runner. */
     }
 }
 

@@ -1,7 +1,8 @@
 /*
  * What OpenDHT's C bindings (2.4.12) lack, as C functions over the same `dht_runner` object: bind
  * addresses, rate limits, value types of our own with store and edit policies, puts with a value
- * id, node export, storage limit. No C++ type crosses this header and no exception leaves it.
+ * id, listening to our types without waiting for a token, node export, storage limit. No C++ type
+ * crosses this header and no exception leaves it.
  *
  * Threads: functions from any thread. Callbacks and policies run on OpenDHT's thread, with
  * OpenDHT's own lock held: they must not call opendht_ext_read_stats(), _known_peers() or
@@ -94,6 +95,22 @@ void opendht_ext_put(dht_runner *runner, const uint8_t key[OPENDHT_EXT_KEY_BYTES
                      const struct opendht_ext_calls *calls);
 void opendht_ext_get(dht_runner *runner, const uint8_t key[OPENDHT_EXT_KEY_BYTES],
                      const struct opendht_ext_calls *calls);
+
+struct opendht_ext_listen;
+
+/*
+ * Tells of every value of our types that appears or expires under a key. An edit under the same
+ * value id is not told.
+ * @param heard    may run until the listen has been stopped, and for a moment after.
+ * @param release  runs exactly once, as the last, also if it could not be started; frees `arg`.
+ * @return owned: opendht_ext_listen_stop(); NULL if it could not be started.
+ */
+struct opendht_ext_listen *opendht_ext_listen_start(dht_runner *runner,
+                                                    const uint8_t key[OPENDHT_EXT_KEY_BYTES],
+                                                    void (*heard)(void *arg),
+                                                    void (*release)(void *arg), void *arg);
+/* Does not block. Before opendht_ext_delete(). NULL is allowed. */
+void opendht_ext_listen_stop(dht_runner *runner, struct opendht_ext_listen *listen);
 
 /* Pings a numeric address and adds it to the nodes OpenDHT tries. */
 void opendht_ext_contact(dht_runner *runner, const struct sockaddr *address, socklen_t len);

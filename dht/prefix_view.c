@@ -19,6 +19,7 @@ struct source {
     uint64_t seq;
     int64_t expires_at;
     uint32_t features;
+    uint32_t depth; /* as in the record */
     uint8_t endpoint_count;
     uint16_t ports[RECORD_MAX_ENDPOINTS];
     char *hosts; /* owned: endpoint_count texts, each with its NUL */
@@ -27,7 +28,6 @@ struct source {
 struct prefix_view {
     atomic_uint refs;
     int64_t first_end, last_end, refresh_at;
-    uint32_t depth;
     size_t source_count, peer_count, coord_count;
     struct source *sources;  /* owned, as all below; freshest first */
     struct view_peer *peers; /* sorted by id */
@@ -133,6 +133,7 @@ static bool same_peer(const struct record *a, const struct record *b)
 static bool note_peers(struct prefix_view *v, struct draft *d)
 {
     const struct record *newest = NULL;
+    bool lists_something = false;
     size_t kept = 0;
 
     v->peers = mem_calloc(d->count + 1, sizeof(*v->peers));
@@ -142,8 +143,13 @@ static bool note_peers(struct prefix_view *v, struct draft *d)
         const struct record *r = d->records[i];
         if (newest == NULL || !same_peer(newest, r)) {
             newest = r;
+            lists_something = false;
             memcpy(v->peers[v->peer_count].peer_id, r->peer_id, PEER_ID_BYTES);
             v->peers[v->peer_count++].seq = r->seq;
+        }
+        if (!lists_something && r->prefix.coord_count > 0) {
+            lists_something = true; /* an empty part beside it, such as a bell, says nothing */
+            v->peers[v->peer_count - 1].seq = r->seq;
         }
         if (r->prefix.part < newest->prefix.parts)
             d->records[kept++] = r;
@@ -159,7 +165,8 @@ static bool pack_source(struct source *s, const struct record *r)
 
     for (size_t i = 0; i < p->endpoint_count; i++)
         bytes += strlen(p->endpoints[i].host) + 1;
-    *s = (struct source){.seq = r->seq, .expires_at = r->expires_at, .features = p->features};
+    *s = (struct source){
+        .seq = r->seq, .expires_at = r->expires_at, .features = p->features, .depth = p->depth};
     memcpy(s->peer_id, r->peer_id, sizeof(s->peer_id));
     s->hosts = mem_alloc(bytes + 1);
     if (s->hosts == NULL)
@@ -192,8 +199,6 @@ static void note_times(struct prefix_view *v, const struct record *r)
 /* Sources and (coordinate, source) pairs of what has not ended. */
 static bool take_records(struct prefix_view *v, struct draft *d, int64_t now_s)
 {
-    bool differ = false;
-
     for (size_t i = 0; i < d->count; i++)
         d->members += d->records[i]->expires_at > now_s ? d->records[i]->prefix.coord_count : 0;
     size_t room = d->members < MAX_MEMBERS ? d->members : MAX_MEMBERS;
@@ -211,22 +216,20 @@ static bool take_records(struct prefix_view *v, struct draft *d, int64_t now_s)
             return false;
         for (size_t k = 0; k < n; k++)
             d->pairs[d->members++] = (struct pair){r->prefix.coords[k], (uint32_t)v->source_count};
-        differ = differ || r->prefix.depth == 0 || (v->depth != 0 && v->depth != r->prefix.depth);
-        v->depth = r->prefix.depth;
         v->source_count++;
         note_times(v, r);
     }
-    if (differ)
-        v->depth = 0;
     return true;
 }
 
-/* A peer that lists a coordinate in two parts serves it once. */
+/* A peer that lists a coordinate in two parts serves it once, unless they are of different depth.
+ */
 static bool has_member(const struct prefix_view *v, uint32_t first, uint32_t end, uint32_t source)
 {
     for (uint32_t i = first; i < end; i++)
-        if (memcmp(v->sources[v->members[i]].peer_id, v->sources[source].peer_id, PEER_ID_BYTES) ==
-            0)
+        if (v->sources[v->members[i]].depth == v->sources[source].depth &&
+            memcmp(v->sources[v->members[i]].peer_id, v->sources[source].peer_id, PEER_ID_BYTES) ==
+                0)
             return true;
     return false;
 }
@@ -304,12 +307,38 @@ size_t prefix_view_find(const struct prefix_view *v, int64_t coord)
     return SIZE_MAX;
 }
 
-bool prefix_view_is_alive(const struct prefix_view *v, size_t index, int64_t now_s)
+static const struct source *member(const struct prefix_view *v, uint32_t i)
 {
-    if (now_s < v->first_end)
-        return true;
+    return &v->sources[v->members[i]];
+}
+
+bool prefix_view_is_alive(const struct prefix_view *v, size_t index, uint32_t depth, int64_t now_s)
+{
+    for (uint32_t i = v->first[index]; i < v->first[index + 1]; i++) {
+        const struct source *s = member(v, i);
+        if (s->expires_at > now_s && (depth == 0 || s->depth == 0 || s->depth == depth))
+            return true;
+    }
+    return false;
+}
+
+static bool is_leaf(const struct source *s)
+{
+    return s->depth <= 1;
+}
+
+bool prefix_view_is_leaf(const struct prefix_view *v, size_t index)
+{
     for (uint32_t i = v->first[index]; i < v->first[index + 1]; i++)
-        if (v->sources[v->members[i]].expires_at > now_s)
+        if (is_leaf(member(v, i)))
+            return true;
+    return false;
+}
+
+bool prefix_view_is_branch(const struct prefix_view *v, size_t index)
+{
+    for (uint32_t i = v->first[index]; i < v->first[index + 1]; i++)
+        if (member(v, i)->depth != 1)
             return true;
     return false;
 }
@@ -327,11 +356,6 @@ int64_t prefix_view_last_end(const struct prefix_view *v)
 int64_t prefix_view_refresh_at(const struct prefix_view *v)
 {
     return v->refresh_at;
-}
-
-uint32_t prefix_view_depth(const struct prefix_view *v)
-{
-    return v->depth;
 }
 
 static void unpack_source(const struct source *s, struct provider *out)
@@ -357,20 +381,89 @@ size_t prefix_view_providers(const struct prefix_view *v, size_t index, int64_t 
 {
     size_t n = 0;
 
-    for (uint32_t i = v->first[index]; i < v->first[index + 1] && n < cap; i++)
-        if (v->sources[v->members[i]].expires_at > now_s)
-            unpack_source(&v->sources[v->members[i]], &out[n++]);
+    for (uint32_t i = v->first[index]; i < v->first[index + 1] && n < cap; i++) {
+        const struct source *s = member(v, i);
+        bool again = false; /* one peer may speak of a coordinate with and without a depth */
+        for (size_t k = 0; k < n && !again; k++)
+            again = memcmp(out[k].peer_id, s->peer_id, PEER_ID_BYTES) == 0;
+        if (s->expires_at > now_s && is_leaf(s) && !again)
+            unpack_source(s, &out[n++]);
+    }
     return n;
 }
 
-size_t prefix_view_peer_count(const struct prefix_view *v)
+static bool same_endpoints(const struct source *a, const struct source *b)
 {
-    return v->peer_count;
+    const char *x = a->hosts, *y = b->hosts;
+
+    if (a->endpoint_count != b->endpoint_count)
+        return false;
+    for (size_t i = 0; i < a->endpoint_count; i++) {
+        if (a->ports[i] != b->ports[i] || strcmp(x, y) != 0)
+            return false;
+        x += strlen(x) + 1;
+        y += strlen(y) + 1;
+    }
+    return true;
 }
 
-const struct view_peer *prefix_view_peer(const struct prefix_view *v, size_t i)
+/* Whether every leaf source of `a` has its like in `b`. */
+static bool is_covered(const struct prefix_view *a, size_t index_a, const struct prefix_view *b,
+                       size_t index_b)
 {
-    return &v->peers[i];
+    for (uint32_t i = a->first[index_a]; i < a->first[index_a + 1]; i++) {
+        const struct source *s = member(a, i);
+        bool found = !is_leaf(s);
+        for (uint32_t k = b->first[index_b]; k < b->first[index_b + 1] && !found; k++)
+            found = is_leaf(member(b, k)) &&
+                    memcmp(member(b, k)->peer_id, s->peer_id, PEER_ID_BYTES) == 0 &&
+                    same_endpoints(member(b, k), s);
+        if (!found)
+            return false;
+    }
+    return true;
+}
+
+bool prefix_view_same(const struct prefix_view *a, size_t index_a, const struct prefix_view *b,
+                      size_t index_b)
+{
+    return is_covered(a, index_a, b, index_b) && is_covered(b, index_b, a, index_a);
+}
+
+bool prefix_view_lists(const struct prefix_view *v, size_t index,
+                       const uint8_t peer_id[static PEER_ID_BYTES])
+{
+    for (uint32_t i = v->first[index]; i < v->first[index + 1]; i++)
+        if (memcmp(member(v, i)->peer_id, peer_id, PEER_ID_BYTES) == 0)
+            return true;
+    return false;
+}
+
+bool prefix_view_gained(const struct prefix_view *before, const struct prefix_view *now,
+                        int64_t coord)
+{
+    size_t i = prefix_view_find(now, coord), k = prefix_view_find(before, coord);
+
+    if (i == SIZE_MAX || k == SIZE_MAX)
+        return i != SIZE_MAX;
+    for (uint32_t m = now->first[i]; m < now->first[i + 1]; m++)
+        if (!prefix_view_lists(before, k, member(now, m)->peer_id))
+            return true;
+    return false;
+}
+
+/* Whether whoever lists something in `a` lists it in `b`. */
+static bool is_within(const struct prefix_view *a, const struct prefix_view *b)
+{
+    for (size_t i = 0; i < a->coord_count; i++)
+        if (prefix_view_gained(b, a, a->coords[i]))
+            return false;
+    return true;
+}
+
+bool prefix_view_agrees(const struct prefix_view *a, const struct prefix_view *b)
+{
+    return is_within(a, b) && is_within(b, a);
 }
 
 static int compare_peer(const void *key, const void *peer)

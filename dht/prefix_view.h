@@ -27,7 +27,13 @@ void prefix_view_unref(struct prefix_view *view); /* NULL is allowed */
 const int64_t *prefix_view_coords(const struct prefix_view *view, size_t *count);
 /* Index of a coordinate; SIZE_MAX if it is not there. */
 size_t prefix_view_find(const struct prefix_view *view, int64_t coord);
-bool prefix_view_is_alive(const struct prefix_view *view, size_t index, int64_t now_s);
+/* Whether somebody serves an expert whose UID has `depth` coordinates beyond the prefix, this being
+ * the first of them (0: any depth). Who does not say how deep it is counts for every depth. */
+bool prefix_view_is_alive(const struct prefix_view *view, size_t index, uint32_t depth,
+                          int64_t now_s);
+/* Whether this coordinate completes UIDs, and whether it leads to longer ones. */
+bool prefix_view_is_leaf(const struct prefix_view *view, size_t index);
+bool prefix_view_is_branch(const struct prefix_view *view, size_t index);
 /* When the first record of it ends, and when the last, in Unix seconds; INT64_MAX and 0 if there
  * are none. */
 int64_t prefix_view_first_end(const struct prefix_view *view);
@@ -35,21 +41,29 @@ int64_t prefix_view_last_end(const struct prefix_view *view);
 /* When the first of its records should be asked for anew: when a quarter of its life is left. */
 int64_t prefix_view_refresh_at(const struct prefix_view *view);
 
-/* Coordinates from the prefix to a whole UID: 0 if publishers do not say or do not agree. */
-uint32_t prefix_view_depth(const struct prefix_view *view);
-
-/* Who serves a coordinate, freshest first, without those whose record has ended. Class, digest and
- * load are not in prefix records and stay zero. Returns how many were written, at most cap. */
+/* Who serves the expert that a coordinate completes, freshest first, without those whose record has
+ * ended. Class, digest and load are not in prefix records and stay zero. Returns how many were
+ * written, at most cap. */
 size_t prefix_view_providers(const struct prefix_view *view, size_t index, int64_t now_s,
                              struct provider *out, size_t cap);
 
 /* Who speaks in it. */
 struct view_peer {
     uint8_t peer_id[PEER_ID_BYTES];
-    uint64_t seq; /* of its newest record */
+    uint64_t seq; /* of its newest record that lists something; of its newest if none does */
 };
-size_t prefix_view_peer_count(const struct prefix_view *view);
-const struct view_peer *prefix_view_peer(const struct prefix_view *view, size_t i);
+/* Whether a peer lists a coordinate in `now` that did not in `before`. */
+bool prefix_view_gained(const struct prefix_view *before, const struct prefix_view *now,
+                        int64_t coord);
+/* Whether the same peers list the same coordinates. */
+bool prefix_view_agrees(const struct prefix_view *a, const struct prefix_view *b);
+/* Whether the experts that a coordinate completes here and there are served by the same peers at
+ * the same endpoints. */
+bool prefix_view_same(const struct prefix_view *a, size_t index_a, const struct prefix_view *b,
+                      size_t index_b);
+/* Whether a peer lists a coordinate. */
+bool prefix_view_lists(const struct prefix_view *view, size_t index,
+                       const uint8_t peer_id[static PEER_ID_BYTES]);
 /* NULL if this peer said nothing. */
 const struct view_peer *prefix_view_find_peer(const struct prefix_view *view,
                                               const uint8_t peer_id[static PEER_ID_BYTES]);

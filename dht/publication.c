@@ -5,11 +5,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <sodium.h>
+
 #include "base/alloc.h"
 #include "base/error.h"
+#include "dht/record_internal.h"
 
 /* A coordinate takes at most 9 bytes as msgpack, and endpoints about 1.2 KB. */
 enum { PART_COORDS = 6000, NODE_ITEMS = 2 };
+/* A record of a round that is not refreshed: a bell. */
+#define NOT_AN_ITEM SIZE_MAX
 _Static_assert(PART_COORDS * 9 + 4096 <= RECORD_MAX_PREFIX_BYTES, "a part fits its record");
 
 struct hosted {
@@ -24,6 +29,7 @@ struct hosted {
 struct member {
     size_t expert; /* index */
     size_t prefix; /* index into its uid.prefix_len */
+    size_t depth;  /* coordinates from the prefix to the whole UID */
     int64_t coord;
 };
 
@@ -33,6 +39,7 @@ struct item {
     size_t first; /* expert: its index; prefix: first member */
     size_t count; /* prefix: members */
     unsigned part, parts;
+    uint64_t told;        /* what a root prefix told of all below it, see content_of() */
     int64_t told_until_s; /* readers may find a live record of ours until then; 0: none */
     bool gone;            /* and have been told that it is over */
     bool failed;          /* the last attempt, or there was none */
@@ -42,7 +49,7 @@ struct publication {
     const struct record_swarm *swarm; /* borrowed */
     struct hosted *experts;           /* sorted by UID */
     size_t expert_count;
-    struct member *members; /* sorted by prefix, then coordinate */
+    struct member *members; /* sorted by prefix, depth, then coordinate */
     size_t member_count;
     struct item *items;
     size_t item_count;
@@ -109,6 +116,8 @@ static int compare_members(const void *a, const void *b, void *arg)
     int order = memcmp(uid_of(p, x)->text, uid_of(p, y)->text, x_len);
     if (order != 0)
         return order;
+    if (x->depth != y->depth)
+        return x->depth < y->depth ? -1 : 1;
     return x->coord < y->coord ? -1 : x->coord > y->coord;
 }
 
@@ -117,7 +126,10 @@ static void list_members(struct publication *p)
     for (size_t i = 0; i < p->expert_count; i++)
         for (size_t c = 0; c < p->experts[i].uid.coord_count; c++)
             p->members[p->member_count++] =
-                (struct member){.expert = i, .prefix = c, .coord = p->experts[i].uid.coords[c]};
+                (struct member){.expert = i,
+                                .prefix = c,
+                                .depth = p->experts[i].uid.coord_count - c,
+                                .coord = p->experts[i].uid.coords[c]};
     qsort_r(p->members, p->member_count, sizeof(*p->members), compare_members, p);
 }
 
@@ -130,14 +142,15 @@ static void prefix_text(const struct publication *p, const struct member *m,
     out[len] = '\0';
 }
 
-/* Number of members from `first` that make one part: whole coordinates, at most PART_COORDS. */
+/* Number of members from `first` that make one part: whole coordinates, at most PART_COORDS, and of
+ * one depth, so that readers know whether a coordinate completes a UID. */
 static size_t part_length(const struct publication *p, size_t first, size_t end)
 {
     size_t coords = 1, i = first + 1;
 
     for (; i < end; i++) {
         coords += p->members[i].coord != p->members[i - 1].coord;
-        if (coords > PART_COORDS)
+        if (coords > PART_COORDS || p->members[i].depth != p->members[first].depth)
             break;
     }
     return i - first;
@@ -211,12 +224,13 @@ skep_status publication_new(const struct record_swarm *swarm, const struct ident
     size_t members = 0;
     for (size_t i = 0; i < count; i++)
         members += p->experts[i].uid.coord_count;
-    size_t items = count + members + NODE_ITEMS; /* at most: every prefix may be its own */
+    /* At most: every prefix may be its own, and an expert the only one of its name. */
+    size_t items = count + members + NODE_ITEMS, round = items + count;
     p->members = mem_calloc(members, sizeof(*p->members));
     p->items = mem_calloc(items, sizeof(*p->items));
-    p->records = mem_calloc(items, sizeof(*p->records));
-    p->declarations = mem_calloc(items, sizeof(*p->declarations));
-    p->item_of = mem_calloc(items, sizeof(*p->item_of));
+    p->records = mem_calloc(round, sizeof(*p->records));
+    p->declarations = mem_calloc(round, sizeof(*p->declarations));
+    p->item_of = mem_calloc(round, sizeof(*p->item_of));
     if (p->members == NULL || p->items == NULL || p->records == NULL || p->declarations == NULL ||
         p->item_of == NULL) {
         rc = error_no_memory(err, "records to publish", items * sizeof(*p->records));
@@ -302,21 +316,6 @@ static bool is_alive(const struct publication *p, const struct item *item,
     return item->kind == RECORD_NODE;
 }
 
-/* How many coordinates the UIDs have beyond their prefix; 0 if they differ. */
-static uint32_t common_depth(const struct publication *p, const struct item *item)
-{
-    size_t depth = 0;
-
-    for (size_t i = 0; i < item->count; i++) {
-        const struct member *m = &p->members[item->first + i];
-        size_t one = uid_of(p, m)->coord_count - m->prefix;
-        if (i > 0 && one != depth)
-            return 0;
-        depth = one;
-    }
-    return (uint32_t)depth;
-}
-
 /* False if memory is short. */
 static bool fill_prefix(const struct publication *p, const struct item *item, bool alive,
                         const struct publication_state *s, struct record_prefix *out)
@@ -327,7 +326,7 @@ static bool fill_prefix(const struct publication *p, const struct item *item, bo
     out->features = s->features;
     out->part = item->part;
     out->parts = item->parts;
-    out->depth = common_depth(p, item);
+    out->depth = (uint32_t)p->members[item->first].depth;
     out->coords = mem_calloc(item->count, sizeof(*out->coords));
     if (out->coords == NULL)
         return false;
@@ -390,6 +389,56 @@ static bool fill_record(const struct publication *p, const struct item *item, bo
     return true;
 }
 
+static uint64_t mix(uint64_t hash, uint64_t value)
+{
+    return (hash ^ value) * 0x100000001b3u;
+}
+
+/* What a root prefix and all below it say, as a number; never 0. */
+static uint64_t content_of(const struct publication *p, const struct item *item, bool alive,
+                           const struct publication_state *s)
+{
+    uint64_t hash = mix(0xcbf29ce484222325u, alive);
+
+    for (size_t i = 0; alive && i < item->count; i++) {
+        size_t expert = p->members[item->first + i].expert;
+        hash = mix(mix(hash, expert), p->experts[expert].publishable);
+    }
+    for (size_t i = 0; i < s->endpoint_count; i++) {
+        for (const char *c = s->endpoints[i].host; *c != '\0'; c++)
+            hash = mix(hash, (uint64_t)*c);
+        hash = mix(hash, s->endpoints[i].port);
+    }
+    return hash | 1;
+}
+
+/*
+ * Rings for those who listen to a root prefix, if what it says has changed: OpenDHT tells them of
+ * new value ids only, not of our edits. So an empty record goes out of a part number that was not
+ * there before; readers take it as what it says, that this part lists nothing.
+ */
+static void ring(struct publication *p, size_t i, bool alive, const struct publication_state *s)
+{
+    struct item *item = &p->items[i];
+    struct record *record = &p->records[p->round_count];
+
+    if (item->kind != RECORD_PREFIX || p->members[item->first].prefix != 0)
+        return;
+    uint64_t content = content_of(p, item, alive, s);
+    if (content == item->told || item->parts >= RECORD_MAX_PARTS ||
+        !fill_record(p, item, false, s, record))
+        return;
+    item->told = content;
+    record->prefix.part =
+        item->parts + (unsigned)randombytes_uniform(RECORD_MAX_PARTS - item->parts);
+    record->prefix.parts = record->prefix.part + 1;
+    record->expires_at = s->now_s + RECORD_MIN_LIFETIME_S;
+    struct declaration *d = &p->declarations[p->round_count];
+    *d = (struct declaration){.record = record};
+    memcpy(d->key, item->key, sizeof(d->key));
+    p->item_of[p->round_count++] = NOT_AN_ITEM;
+}
+
 size_t publication_round(struct publication *p, const struct publication_state *s,
                          struct declaration **declarations)
 {
@@ -414,8 +463,19 @@ size_t publication_round(struct publication *p, const struct publication_state *
         memcpy(d->key, item->key, sizeof(d->key));
         p->item_of[p->round_count++] = i;
     }
+    for (size_t k = 0, told = p->round_count; k < told; k++)
+        ring(p, p->item_of[k], !p->items[p->item_of[k]].gone, s);
     *declarations = p->declarations;
     return p->round_count;
+}
+
+size_t publication_bells(const struct publication *p)
+{
+    size_t bells = 0;
+
+    for (size_t i = 0; i < p->round_count; i++)
+        bells += p->item_of[i] == NOT_AN_ITEM;
+    return bells;
 }
 
 size_t publication_note(struct publication *p, uint64_t *highest_seq)
@@ -424,8 +484,13 @@ size_t publication_note(struct publication *p, uint64_t *highest_seq)
 
     for (size_t i = 0; i < p->round_count; i++) {
         bool ok = p->declarations[i].outcome == SKEP_OK;
-        p->items[p->item_of[i]].failed = !ok;
-        failed += !ok;
+        if (p->item_of[i] != NOT_AN_ITEM) {
+            struct item *item = &p->items[p->item_of[i]];
+            item->failed = !ok;
+            if (!ok)
+                item->told = 0; /* rings again when it succeeds */
+            failed += !ok;
+        }
         if (p->records[i].seq > *highest_seq)
             *highest_seq = p->records[i].seq;
     }

@@ -439,3 +439,15 @@ void runner_get_replies(struct runner *runner, const uint8_t key[static RECORD_K
     };
     opendht_ext_get(runner->dht, key, &calls);
 }
+
+struct runner_listen *runner_listen(struct runner *runner,
+                                    const uint8_t key[static RECORD_KEY_BYTES],
+                                    void (*heard)(void *arg), void (*release)(void *arg), void *arg)
+{
+    return (struct runner_listen *)opendht_ext_listen_start(runner->dht, key, heard, release, arg);
+}
+
+void runner_unlisten(struct runner *runner, struct runner_listen *listen)
+{
+    opendht_ext_listen_stop(runner->dht, (struct opendht_ext_listen *)listen);
+}

@@ -101,4 +101,18 @@ void runner_get_replies(struct runner *runner, const uint8_t key[static RECORD_K
                         runner_value_fn value, runner_reply_fn reply, runner_done_fn done,
                         void *arg);
 
+struct runner_listen;
+/*
+ * Rings whenever a value of ours appears or expires under a key. An edit under the same value id
+ * does not ring, see dht/watch.h.
+ * @param heard    on OpenDHT's thread; may still run for a moment after runner_unlisten().
+ * @param release  runs exactly once, after the last `heard`, also on failure; frees `arg`.
+ * @return owned: runner_unlisten() before runner_free(); NULL if it could not be started.
+ */
+struct runner_listen *runner_listen(struct runner *runner,
+                                    const uint8_t key[static RECORD_KEY_BYTES],
+                                    void (*heard)(void *arg), void (*release)(void *arg),
+                                    void *arg);
+void runner_unlisten(struct runner *runner, struct runner_listen *listen); /* NULL is allowed */
+
 #endif
