@@ -14,7 +14,7 @@
 #include "dht/directory_internal.h"
 
 enum {
-    QUIET_US = 500 * 1000, /* nothing new for so long: whoever is alive has spoken */
+    QUIET_US = 250 * 1000, /* nothing new for so long: whoever is alive has spoken */
     AGAIN_US = 100 * 1000, /* before an empty answer is asked once more */
     MAX_ROUNDS = 2,
     MAX_VALUES = 4096, /* of all keys together; signatures cost some 60 us each */

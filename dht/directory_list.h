@@ -27,7 +27,7 @@ enum {
  * (what we track ourselves, nobody has to tell us) if `others_only`.
  *
  * An answer is complete when every node asked has spoken. Dead nodes near a key delay that by
- * seconds, so once something was found, half a second without anything new ends it, and the
+ * seconds, so once something was found, a quarter of a second without anything new ends it, and the
  * deadline ends it in any case. An empty answer is asked once more.
  *
  * @param keys  count times RECORD_KEY_BYTES, at most DIRECTORY_MAX_LIST_KEYS; borrowed.

@@ -484,9 +484,11 @@ static void ask_around(struct federation *f, char keys[KEYS_AT_ONCE][RECORD_RESO
 
     for (size_t i = 0; i < count; i++)
         record_key_resource(swarm_record(f->config.swarm), keys[i], hashes + i * RECORD_KEY_BYTES);
-    if (directory_list(swarm_directory(f->config.swarm), RECORD_RESOURCE, hashes, count, true,
-                       clock_deadline_us(LOOKUP_MS), &list, &err) == SKEP_OK &&
-        make_pool(f))
+    skep_status rc = directory_list(swarm_directory(f->config.swarm), RECORD_RESOURCE, hashes,
+                                    count, true, clock_deadline_us(LOOKUP_MS), &list, &err);
+    log_debug("tracker: %zu keys looked up for requests that wait: %zu records, %s", count,
+              list.count, rc == SKEP_OK ? "OK" : err.message);
+    if (rc == SKEP_OK && make_pool(f))
         for (size_t i = 0; i < list.count; i++)
             use_record(f, &list.items[i], now_us);
     put_off(f, keys, count, now_us);

@@ -1,0 +1,1 @@
+skep_integration_test(test_tracker_swarm 300)

@@ -1,0 +1,2 @@
+skep_unit_test(test_lease MODULES client node TIMEOUT 120)
+set_property(TEST test_lease APPEND PROPERTY LABELS threads)
