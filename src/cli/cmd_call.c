@@ -35,7 +35,9 @@ static const struct option_spec specs[] = {
     {.name = "request-id",
      .kind = OPTION_STRING,
      .placeholder = "HEX",
-     .help = "32 hex digits that name this backward pass: given again, it is not done twice"},
+     .help =
+         "32 hex digits that name this backward pass: given again with the same --identity, input "
+         "and gradients, it is not done twice"},
     {.name = "endpoint",
      .kind = OPTION_ENDPOINT,
      .help = "call the node at this address instead of looking the expert up"},
@@ -104,6 +106,10 @@ static int check_usage(const struct options *o)
         return cli_usage_error(table.command, "--match-key needs --endpoint");
     if (request_id != NULL && options_string(o, "grad") == NULL)
         return cli_usage_error(table.command, "--request-id needs --grad");
+    /* A node knows a repeat by id and peer; without an identity each run is another peer. */
+    if (request_id != NULL && options_string(o, "identity") == NULL)
+        return cli_usage_error(table.command, "--request-id needs --identity: a call is a repeat "
+                                              "only if it comes from the same peer");
     if (request_id != NULL &&
         (strlen(request_id) != 2 * sizeof(id) || !hex_decode(id, sizeof(id), request_id)))
         return cli_usage_error(table.command, "--request-id %s: expected 32 hex digits",

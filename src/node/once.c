@@ -21,7 +21,7 @@ static const uint64_t default_ttl_us = 600u * 1000000u;
 
 struct once_entry {
     uint8_t key[ONCE_PEER_BYTES + ONCE_ID_BYTES];
-    uint64_t uid_hash;
+    uint64_t uid_hash, content;
     struct once_entry *next_in_bucket;
     struct once_entry *next_ended; /* in the order of ending */
     struct once_waiter *waiters;   /* while under way */
@@ -54,6 +54,40 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t len)
     for (size_t i = 0; i < len; i++)
         h = (h ^ p[i]) * 0x100000001b3u;
     return h ^ h >> 29;
+}
+
+/* Four lanes of words, as bytes one by one would take longer than the expert. */
+static uint64_t hash_words(uint64_t h, const void *data, size_t len)
+{
+    const uint8_t *p = data;
+    uint64_t lanes[4] = {h, h ^ 1, h ^ 2, h ^ 3};
+
+    for (; len >= sizeof(lanes); p += sizeof(lanes), len -= sizeof(lanes)) {
+        uint64_t words[4];
+
+        memcpy(words, p, sizeof(words));
+        for (int i = 0; i < 4; i++) {
+            lanes[i] = (lanes[i] ^ words[i]) * 0x9e3779b97f4a7c15u;
+            lanes[i] ^= lanes[i] >> 32;
+        }
+    }
+    return hash_bytes(hash_bytes(h, lanes, sizeof(lanes)), p, len);
+}
+
+uint64_t once_content(const DLTensor *const *tensors, size_t count)
+{
+    uint64_t h = 0xcbf29ce484222325u;
+
+    for (size_t i = 0; i < count; i++) {
+        size_t bytes;
+
+        if (skep_tensor_bytes(tensors[i], &bytes, NULL) != SKEP_OK)
+            continue;
+        h = hash_bytes(h, &bytes, sizeof(bytes));
+        if (bytes > 0)
+            h = hash_words(h, skep_tensor_data(tensors[i]), bytes);
+    }
+    return h;
 }
 
 static size_t bucket_of(const struct once *once, const uint8_t *key)
@@ -190,7 +224,7 @@ static void grow(struct once *once)
 }
 
 static skep_status insert(struct once *once, const uint8_t *key, uint64_t uid_hash,
-                          struct once_entry **out, struct skep_error *err)
+                          uint64_t content, struct once_entry **out, struct skep_error *err)
 {
     struct once_entry *entry;
 
@@ -207,6 +241,7 @@ static skep_status insert(struct once *once, const uint8_t *key, uint64_t uid_ha
         return error_no_memory(err, "request id", sizeof(*entry));
     memcpy(entry->key, key, sizeof(entry->key));
     entry->uid_hash = uid_hash;
+    entry->content = content;
     grow(once);
     size_t bucket = bucket_of(once, key);
     entry->next_in_bucket = once->buckets[bucket];
@@ -269,8 +304,8 @@ static void copy_outcome(const struct once_entry *entry, struct copy *copy)
 
 skep_status once_begin(struct once *once, const uint8_t peer_id[static ONCE_PEER_BYTES],
                        const uint8_t request_id[static ONCE_ID_BYTES], const char *uid,
-                       uint64_t now_us, struct once_waiter *waiter, struct once_entry **first,
-                       struct skep_error *err)
+                       uint64_t content, uint64_t now_us, struct once_waiter *waiter,
+                       struct once_entry **first, struct skep_error *err)
 {
     uint8_t key[ONCE_PEER_BYTES + ONCE_ID_BYTES];
     uint64_t uid_hash = hash_bytes(1, uid, strlen(uid));
@@ -285,10 +320,14 @@ skep_status once_begin(struct once *once, const uint8_t peer_id[static ONCE_PEER
     forget_expired(once, now_us);
     struct once_entry *entry = find(once, key);
     if (entry == NULL) {
-        rc = insert(once, key, uid_hash, first, err);
+        rc = insert(once, key, uid_hash, content, first, err);
     } else if (entry->uid_hash != uid_hash) {
         rc = error_set(err, SKEP_INVALID_ARGUMENT,
                        "backward: the request id was used for another expert than %s", uid);
+    } else if (entry->content != content) {
+        rc = error_set(err, SKEP_INVALID_ARGUMENT,
+                       "backward: the request id was used for other inputs or gradients, expected "
+                       "a new id for a new call");
     } else {
         once->repeats++;
         known = entry->ended;

@@ -57,19 +57,25 @@ SKEP_MUST_CHECK skep_status once_new(const struct once_limits *limits, struct on
 /* Nothing may be under way. NULL is allowed. */
 void once_free(struct once *once);
 
+/* A fingerprint of a call's tensors, all numbers of them. It tells a peer its own mistakes: whoever
+ * wants to make two calls look alike only misleads itself. */
+uint64_t once_content(const DLTensor *const *tensors, size_t count);
+
 /*
  * Announces a call. *first tells what it is:
  *  - not NULL: the first under this id. The caller works and then calls once_finish() with it.
  *  - NULL: a repeat. waiter->done runs when the outcome is known, maybe before this returns.
- * @return SKEP_INVALID_ARGUMENT if the id belongs to a call for another uid;
+ * @param content  once_content() of its tensors, so that an id is not used for two calls.
+ * @return SKEP_INVALID_ARGUMENT if the id belongs to a call for another uid or with other content;
  *         SKEP_RESOURCE_EXHAUSTED if memory is short or all entries are under way. waiter->done
  * does not run then.
  */
 SKEP_MUST_CHECK skep_status once_begin(struct once *once,
                                        const uint8_t peer_id[static ONCE_PEER_BYTES],
                                        const uint8_t request_id[static ONCE_ID_BYTES],
-                                       const char *uid, uint64_t now_us, struct once_waiter *waiter,
-                                       struct once_entry **first, struct skep_error *err);
+                                       const char *uid, uint64_t content, uint64_t now_us,
+                                       struct once_waiter *waiter, struct once_entry **first,
+                                       struct skep_error *err);
 /* Ends what once_begin() gave. The outcome is borrowed; its tensors are shared, not copied. */
 void once_finish(struct once *once, struct once_entry *entry, const struct once_outcome *outcome,
                  uint64_t now_us);

@@ -21,6 +21,7 @@ struct request {
     struct hosted *hosted;
     struct server_call *call; /* until replied */
     bool is_backward;
+    uint64_t content;         /* of a backward: once_content() */
     struct once_entry *entry; /* of a backward that is the first under its id */
     const DLTensor *views[TASK_MAX_TENSORS];
 };
@@ -247,9 +248,9 @@ static void start_backward(struct request *request)
     const struct call_headers *headers = server_call_headers(request->call);
     struct once_entry *first;
     struct skep_error err;
-    skep_status rc =
-        once_begin(request->service->once, server_call_peer_id(request->call), headers->request_id,
-                   request->hosted->uid, clock_mono_us(), &request->waiter, &first, &err);
+    skep_status rc = once_begin(request->service->once, server_call_peer_id(request->call),
+                                headers->request_id, request->hosted->uid, request->content,
+                                clock_mono_us(), &request->waiter, &first, &err);
 
     if (rc != SKEP_OK) {
         reply(request, &err, NULL, 0);
@@ -305,5 +306,7 @@ void request_complete(struct request *request)
             return;
         }
     }
+    if (request->is_backward)
+        request->content = once_content(request->views, count);
     start_work(request);
 }

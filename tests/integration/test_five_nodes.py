@@ -112,6 +112,10 @@ def case_a_repeated_request_id_steps_once():
         results.append(backward("g2.safetensors", "00" * 16))
         assert updates() == 1, "a backward repeated under its request id stepped again"
         assert results[0] == results[1], "the repeat was answered with another result"
+        # With another gradient it is another call, and no answer to this one.
+        said = call("ffn.0.0", "--input", x, "--grad", x, "--output", swarm.path("no.safetensors"),
+                    "--identity", identity, "--request-id", "00" * 16, node=node, code=1)
+        assert "other inputs or gradients" in said and updates() == 1, said
         results.append(backward("g3.safetensors", "01" * 16))
         assert updates() == 2
         assert results[2] != results[0]

@@ -89,8 +89,10 @@ def case_contradictions_of_call():
     refused(2, "--grad needs --input", "call", "ffn.0", *peers, "--grad", "x.npy")
     refused(2, "--peer-id needs --endpoint", "call", "ffn.0", *peers, "--peer-id", "00" * 32)
     refused(2, "--request-id needs --grad", "call", "ffn.0", *peers, "--request-id", "00" * 16)
+    refused(2, "--request-id needs --identity", "call", "ffn.0", *peers, "--input", "x", "--output",
+            "y.npy", "--grad", "z", "--request-id", "00" * 16)
     refused(2, "32 hex digits", "call", "ffn.0", *peers, "--input", "x", "--output", "y", "--grad",
-            "z", "--request-id", "xyz")
+            "z", "--request-id", "xyz", "--identity", "never-made.key")
     refused(2, "--initial-peers is needed", "call", "ffn.0")
     refused(2, "--initial-peers is needed", "find", "ffn.0")
     refused((1, 2), "64 hex digits", "call", "ffn.0", "--endpoint", "127.0.0.1:9", "--peer-id",

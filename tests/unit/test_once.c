@@ -10,7 +10,7 @@
 #include "base/tensor.h"
 #include "node/once.h"
 
-enum { ELEMENTS = 8 };
+enum { ELEMENTS = 8, CONTENT = 77 };
 
 static const uint8_t alice[ONCE_PEER_BYTES] = {1};
 static const uint8_t bob[ONCE_PEER_BYTES] = {2};
@@ -60,7 +60,7 @@ static skep_status begin(struct once *once, const uint8_t *peer, uint32_t id, co
 
     *w = (struct waiter){.waiter.done = on_done};
     id_of(request_id, id);
-    return once_begin(once, peer, request_id, uid, now, &w->waiter, first, err);
+    return once_begin(once, peer, request_id, uid, CONTENT, now, &w->waiter, first, err);
 }
 
 /* Begins a call that must be the first. */
@@ -164,6 +164,56 @@ static void id_of_another_expert_is_refused(void **state)
     assert_int_equal(w.done, 0);
     finish_ok(once, entry, 1, 0);
     once_free(once);
+}
+
+static void id_of_other_content_is_refused(void **state)
+{
+    (void)state;
+    struct once *once = new_once((struct once_limits){0});
+    struct once_entry *entry = first_of(once, alice, 1, 0);
+    struct once_entry *none;
+    struct waiter w = {.waiter.done = on_done};
+    uint8_t id[ONCE_ID_BYTES];
+    struct skep_error err;
+
+    id_of(id, 1);
+    for (int ended = 0; ended < 2; ended++) {
+        assert_int_equal(once_begin(once, alice, id, "t.1", CONTENT + 1, 0, &w.waiter, &none, &err),
+                         SKEP_INVALID_ARGUMENT);
+        assert_non_null(strstr(err.message, "other inputs or gradients"));
+        assert_int_equal(w.done, 0);
+        if (!ended)
+            finish_ok(once, entry, 1, 0);
+    }
+    once_free(once);
+}
+
+/* Every byte counts, wherever it stands, and so does where one tensor ends. */
+static void content_differs_with_any_number(void **state)
+{
+    (void)state;
+    enum { MOST = 70 };
+    uint8_t bytes[MOST] = {0};
+
+    for (int64_t size = 1; size <= MOST; size++) {
+        DLTensor t = {.data = bytes,
+                      .device = {.device_type = kDLCPU},
+                      .ndim = 1,
+                      .dtype = {.code = kDLUInt, .bits = 8, .lanes = 1},
+                      .shape = &size};
+        const DLTensor *list[] = {&t, &t};
+        uint64_t zeros = once_content(list, 1);
+        uint64_t twice = once_content(list, 2);
+
+        assert_true(zeros == once_content(list, 1));
+        assert_true(zeros != twice);
+        for (int64_t i = 0; i < size; i++) {
+            bytes[i] = 0x80;
+            assert_true(once_content(list, 1) != zeros);
+            assert_true(once_content(list, 2) != twice);
+            bytes[i] = 0;
+        }
+    }
 }
 
 static void failed_work_is_remembered_and_unworked_calls_are_not(void **state)
@@ -318,6 +368,8 @@ int main(void)
         cmocka_unit_test(repeat_in_flight_waits_for_the_same_outcome),
         cmocka_unit_test(another_peers_same_id_is_another_call),
         cmocka_unit_test(id_of_another_expert_is_refused),
+        cmocka_unit_test(id_of_other_content_is_refused),
+        cmocka_unit_test(content_differs_with_any_number),
         cmocka_unit_test(failed_work_is_remembered_and_unworked_calls_are_not),
         cmocka_unit_test(oldest_are_forgotten_at_the_limit_but_never_those_under_way),
         cmocka_unit_test(results_over_the_limit_go_but_their_ids_stay),
