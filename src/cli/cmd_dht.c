@@ -1,4 +1,4 @@
-/* skep dht: a bootstrap peer without experts, until SIGINT or SIGTERM. */
+/* skep dht: a bootstrap peer without experts, until SIGINT, SIGTERM or SIGHUP. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -51,7 +51,7 @@ static const struct option_spec specs[] = {
 static const struct option_table table = {
     .command = "dht",
     .summary = "Runs a bootstrap peer: it hosts no experts, it is whom others join by. Until "
-               "SIGINT or SIGTERM; a second signal ends it at once.",
+               "SIGINT, SIGTERM or SIGHUP; a second signal ends it at once.",
     .example = "skep dht --listen 0.0.0.0:4222\n"
                "skep dht --listen 127.0.0.1:* --initial-peers 127.0.0.1:4222 --json",
     .specs = specs,

@@ -22,6 +22,9 @@ static void on_signal(int number)
 {
     int saved = errno;
 
+    /* A closing terminal is told twice, by the shell and by the kernel. */
+    if (number == SIGHUP && atomic_load(&count) > 0)
+        return;
     if (atomic_fetch_add(&count, 1) > 0)
         _exit(EXIT_BY_SIGNAL + number);
     void (*stop)(void *) = atomic_load(&stop_fn);
@@ -35,6 +38,7 @@ void signals_begin(void (*stop)(void *arg), void *arg)
 {
     /* SA_RESTART: nobody here waits for a signal inside a system call but signals_wait(). */
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    struct sigaction before;
 
     sem_init(&came, 0, 0);
     atomic_store(&count, 0);
@@ -43,6 +47,9 @@ void signals_begin(void (*stop)(void *arg), void *arg)
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    /* A closed terminal; nohup has it ignored, and that is to stay so. */
+    if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+        sigaction(SIGHUP, &action, NULL);
     signal(SIGPIPE, SIG_IGN);
 }
 

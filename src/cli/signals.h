@@ -1,5 +1,7 @@
 /*
- * SIGINT and SIGTERM: the first asks the program to stop in order, the second ends it at once.
+ * SIGINT, SIGTERM and SIGHUP: the first asks the program to stop in order, the second ends it at
+ * once, unless it is SIGHUP, which a closing terminal sends twice. SIGHUP stays ignored where the
+ * program was started so (nohup).
  * SIGPIPE is ignored: a closed socket or pipe is an error value. Process-wide; main thread.
  */
 #ifndef SKEP_CLI_SIGNALS_H

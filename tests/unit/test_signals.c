@@ -1,4 +1,4 @@
-/* SIGINT and SIGTERM: the first stops in order, the second at once. */
+/* SIGINT, SIGTERM and SIGHUP: the first stops in order, the second at once. */
 #include "unit.h"
 
 #include <signal.h>
@@ -19,9 +19,9 @@ static void stop(void *arg)
 static void first_signal_calls_stop_and_ends_the_wait(void **state)
 {
     (void)state;
-    const int numbers[] = {SIGINT, SIGTERM};
+    const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
 
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         atomic_store(&stops, 0);
         signals_begin(stop, &stops);
         assert_false(signals_wait(clock_deadline_us(1)));
@@ -45,6 +45,7 @@ static void second_signal_ends_the_process(void **state)
         raise(SIGINT);
         signals_wait(CLOCK_NEVER);
         signals_end();
+        raise(SIGHUP); /* the one that does not */
         raise(SIGTERM);
         _exit(0); /* not reached */
     }
@@ -53,11 +54,25 @@ static void second_signal_ends_the_process(void **state)
     assert_int_equal(WEXITSTATUS(status), 128 + SIGTERM);
 }
 
+static void ignored_hangup_stays_ignored(void **state)
+{
+    (void)state;
+    signal(SIGHUP, SIG_IGN);
+    atomic_store(&stops, 0);
+    signals_begin(stop, &stops);
+    raise(SIGHUP);
+    assert_int_equal(atomic_load(&stops), 0);
+    assert_false(signals_wait(clock_deadline_us(1)));
+    signals_end();
+    signal(SIGHUP, SIG_DFL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(first_signal_calls_stop_and_ends_the_wait),
         cmocka_unit_test(second_signal_ends_the_process),
+        cmocka_unit_test(ignored_hangup_stays_ignored),
     };
     return cmocka_run_group_tests_name("signals", tests, NULL, NULL);
 }
