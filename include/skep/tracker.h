@@ -86,6 +86,9 @@ SKEP_API SKEP_MUST_CHECK skep_status skep_tracker_summary(struct skep_tracker *t
                                                           struct skep_error *err);
 SKEP_API void skep_tracker_text_free(char *text); /**< NULL is allowed */
 
+/** Requests are counted by how long they waited: up to 1 ms, 2, 4 ... 4096 ms, and longer. */
+#define SKEP_TRACKER_WAIT_BUCKETS 14
+
 /** Counters since start. */
 struct skep_tracker_stats {
     uint64_t connections_open, connections_accepted, connections_refused;
@@ -96,9 +99,31 @@ struct skep_tracker_stats {
     uint64_t keys, resources_free, requests_pending;
     uint64_t puts, requests, requests_served, requests_withdrawn;
     uint64_t wait_us_sum, wait_us_max; /**< of requests that were answered */
+    uint64_t waits[SKEP_TRACKER_WAIT_BUCKETS];
     uint64_t bytes_in, bytes_out;
 };
 SKEP_API void skep_tracker_stats(struct skep_tracker *tracker, struct skep_tracker_stats *out);
+
+/** One key. Its counters begin anew when it was not used for long. */
+struct skep_tracker_key_stats {
+    const char *key; /**< UTF-8, ends with a NUL; may have NUL and control characters inside */
+    size_t key_bytes;
+    uint64_t servers; /**< registered under it, whether free or busy */
+    uint64_t free, pending;
+    uint64_t puts, requests, requests_served;
+    uint64_t wait_us_sum, wait_us_max;
+    uint64_t waits[SKEP_TRACKER_WAIT_BUCKETS];
+};
+/** Gets one key, borrowed for the call; false ends the walk. */
+typedef bool (*skep_tracker_key_fn)(void *arg, const struct skep_tracker_key_stats *stats);
+/**
+ * Walks over the keys in order of their first use, as they were at one moment.
+ * @param fn  runs on the calling thread, with no lock held.
+ * @return SKEP_RESOURCE_EXHAUSTED if memory is short: fn has not run then.
+ */
+SKEP_API SKEP_MUST_CHECK skep_status skep_tracker_each_key(struct skep_tracker *tracker,
+                                                           skep_tracker_key_fn fn, void *arg,
+                                                           struct skep_error *err);
 
 /** Asks it to stop: it takes no more connections, sends what is answered already, and closes.
  * Returns at once. Async-signal-safe. */

@@ -554,6 +554,49 @@ static void terminate_asks_then_ends(void **state)
     skep_tracker_free(NULL);
 }
 
+static bool note_key(void *arg, const struct skep_tracker_key_stats *stats)
+{
+    char *list = arg;
+
+    snprintf(list + strlen(list), 256 - strlen(list), "%s(%zu) %u/%u/%u,", stats->key,
+             stats->key_bytes, (unsigned)stats->servers, (unsigned)stats->free,
+             (unsigned)stats->pending);
+    return stats->key_bytes > 0;
+}
+
+static void keys_are_listed_in_order_of_their_first_use(void **state)
+{
+    (void)state;
+    struct skep_tracker_options options;
+    struct skep_tracker *tracker = NULL;
+    struct skep_tracker_stats stats;
+    char list[256] = "";
+
+    skep_tracker_options_init(&options);
+    options.host = "127.0.0.1";
+    options.port = 0;
+    options.silent = true;
+    assert_int_equal(skep_tracker_start(&options, &tracker, NULL), SKEP_OK);
+    assert_int_equal(skep_tracker_each_key(tracker, note_key, list, NULL), SKEP_OK);
+    assert_string_equal(list, "");
+    int peer = dial(skep_tracker_port(tracker));
+    greet(peer);
+    ask(peer, "[5, {\"key\": \"server:b\", \"addr\": [null, 1]}]", "0");
+    ask(peer, "[3, \"b\", [1, \"m\"]]", "0");
+    ask(peer, "[3, \"a:\\u0000\", [1, \"n\"]]", "0");
+    ask(peer, "[4, \"a:\\u0000\", \"\", 1]", "[0, [\"127.0.0.1\", 1, \"n\"]]");
+    ask(peer, "[3, \"\", [1, \"o\"]]", "0");
+    ask(peer, "[3, \"never told\", [1, \"p\"]]", "0");
+    assert_int_equal(skep_tracker_each_key(tracker, note_key, list, NULL), SKEP_OK);
+    assert_string_equal(list, "b(1) 1/1/0,a:(3) 0/0/0,(0) 0/1/0,");
+    skep_tracker_stats(tracker, &stats);
+    assert_int_equal(stats.waits[0], 1);
+    assert_int_equal(stats.requests_served, 1);
+    assert_int_equal(stats.keys, 4);
+    close(peer);
+    skep_tracker_free(tracker);
+}
+
 static void starting_and_stopping_leaves_nothing_behind(void **state)
 {
     (void)state;
@@ -888,6 +931,7 @@ int main(void)
         cmocka_unit_test(the_first_free_port_of_the_range_is_taken),
         cmocka_unit_test(stop_needs_the_key),
         cmocka_unit_test(terminate_asks_then_ends),
+        cmocka_unit_test(keys_are_listed_in_order_of_their_first_use),
         cmocka_unit_test(starting_and_stopping_leaves_nothing_behind),
         cmocka_unit_test(starting_survives_failing_allocations),
         cmocka_unit_test(a_tracker_is_found_by_name_and_address),
