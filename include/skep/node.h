@@ -152,7 +152,8 @@ SKEP_API SKEP_MUST_CHECK skep_status skep_node_add_expert(struct skep_node *node
  * Adds `count` experts with random UIDs of a pattern such as `ffn.[0:32].[0:256]`: each different,
  * none added before, none that the DHT already knows. They are chosen and made in
  * skep_node_start(), which waits up to 10 s for the swarm then; if no peer answers by then it
- * chooses without asking, with a warning.
+ * chooses without asking, with a warning. Experts of the pattern that checkpoint_dir holds, of this
+ * class and size, come first, and are loaded.
  * @param options  copied. Expert `uid` gets the seed skep_expert_seed(options->seed, uid).
  * @return SKEP_INVALID_ARGUMENT for a bad pattern (quoted, the wrong part named), a count of 0 or
  *         more than the pattern holds, or bad options.
@@ -201,7 +202,8 @@ SKEP_API uint64_t skep_expert_seed(uint64_t seed, const char *uid);
  *         before; SKEP_PERMISSION_DENIED if a port may not be bound; SKEP_RESOURCE_EXHAUSTED if the
  *         experts at work would need more memory than max_memory (told before any of it is
  *         taken, with the sum), or too few UIDs of a pattern are
- *         free. Nothing is left running after a failure.
+ *         free; SKEP_CANCELLED if a stop was asked for before it was up. Nothing is left running
+ *         after a failure.
  */
 SKEP_API SKEP_MUST_CHECK skep_status skep_node_start(struct skep_node *node,
                                                      struct skep_error *err);
@@ -215,11 +217,13 @@ SKEP_API SKEP_MUST_CHECK skep_status skep_node_wait_ready(struct skep_node *node
                                                           uint32_t timeout_ms,
                                                           struct skep_error *err);
 
-/** Starts unless started, then waits until the node has stopped. @return as skep_node_start(). */
+/** Starts unless started, then waits until the node has stopped. @return as skep_node_start(), but
+ * SKEP_OK for a stop asked for while it was starting, and SKEP_DATA_LOSS if the last save of an
+ * expert failed. */
 SKEP_API SKEP_MUST_CHECK skep_status skep_node_run(struct skep_node *node, struct skep_error *err);
 
-/** Asks a node to stop and returns at once. Async-signal-safe. Also before start: the node then
- * stops right after it has started. */
+/** Asks a node to stop and returns at once. Async-signal-safe. Also before or during
+ * skep_node_start(), which then ends soon with SKEP_CANCELLED. */
 SKEP_API void skep_node_request_stop(struct skep_node *node);
 
 /**
@@ -310,6 +314,8 @@ struct skep_node_stats {
     bool is_registered;              /**< with a tracker, now */
     bool is_leased;                  /**< now */
     uint64_t leases, leases_refused; /**< begun; match keys that were not good */
+    /** experts whose last save, at the stop, failed: what they had learned since is gone */
+    uint64_t experts_lost;
 };
 
 /** Counters since start; all 0 before. */

@@ -1,4 +1,4 @@
-/* skep node: runs a node until SIGINT or SIGTERM. */
+/* skep node: runs a node until SIGINT, SIGTERM or SIGHUP. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,6 +7,7 @@
 #include <skep/node.h>
 #include <skep/plugin.h>
 #include "base/error.h"
+#include "base/log.h"
 #include "cli/command.h"
 #include "cli/compression.h"
 #include "cli/options.h"
@@ -91,7 +92,8 @@ static const struct option_spec specs[] = {
      .kind = OPTION_STRING,
      .placeholder = "PATTERN",
      .check = check_pattern,
-     .help = "host experts with random free UIDs of this pattern, such as ffn.[0:32].[0:256]"},
+     .help = "host experts with random free UIDs of this pattern, such as ffn.[0:32].[0:256]; "
+             "first those of it that --checkpoint-dir holds"},
     {.name = "num-experts",
      .kind = OPTION_INT,
      .min = 1,
@@ -333,8 +335,9 @@ static const struct option_spec specs[] = {
 
 static const struct option_table table = {
     .command = "node",
-    .summary = "Runs a node: hosts experts, publishes them in the swarm's DHT and serves forward "
-               "and backward requests until SIGINT or SIGTERM; a second signal ends it at once.",
+    .summary =
+        "Runs a node: hosts experts, publishes them in the swarm's DHT and serves forward "
+        "and backward requests until SIGINT, SIGTERM or SIGHUP; a second signal ends it at once.",
     .example = "skep node --listen 127.0.0.1:* --expert-uids ffn.0.0,ffn.0.1 --hidden-dim 64\n"
                "skep node --initial-peers 192.0.2.7:4222 --expert-pattern 'ffn.[0:32].[0:256]' "
                "--num-experts 16",
@@ -663,8 +666,11 @@ static int run(const struct options *o, struct skep_node *node)
         if (json)
             print_stats(node, "stopped");
     }
+        rc = skep_node_run(node, &err); /* it has stopped: only whether all was saved */
     signals_end();
-    return rc == SKEP_OK ? CLI_DONE : cli_fail_before(table.command, &err);
+    if (rc == SKEP_CANCELLED) /* by a signal */
+        log_info("node: stopped before it was up");
+    return rc == SKEP_OK || rc == SKEP_CANCELLED ? CLI_DONE : cli_fail_before(table.command, &err);
 }
 
 int cmd_node(int argc, char **argv)

@@ -1,5 +1,5 @@
 /*
- * skep tracker: a tracker alone, until STOP, SIGINT or SIGTERM.
+ * skep tracker: a tracker alone, until STOP, SIGINT, SIGTERM or SIGHUP.
  *
  * In a swarm it is a node without experts, whose tracker is the point of it; with --no-dht it is
  * the tracker's port and nothing else.
@@ -119,10 +119,11 @@ static const struct option_spec specs[] = {
 
 static const struct option_table table = {
     .command = "tracker",
-    .summary = "Runs a tracker that speaks the TVM RPC tracker protocol and takes part in a swarm: "
-               "what it holds is published in the DHT, and what it lacks is asked of other "
-               "trackers. Until it gets a STOP message with its stop key, SIGINT or SIGTERM; a "
-               "second signal ends it at once.",
+    .summary =
+        "Runs a tracker that speaks the TVM RPC tracker protocol and takes part in a swarm: "
+        "what it holds is published in the DHT, and what it lacks is asked of other "
+        "trackers. Until it gets a STOP message with its stop key, SIGINT, SIGTERM or SIGHUP; "
+        "a second signal ends it at once.",
     .example = "skep tracker --host 0.0.0.0 --port 9190 --port-end 9199\n"
                "skep tracker --host 127.0.0.1 --port 0 --json",
     .specs = specs,
@@ -324,7 +325,7 @@ static int run_node(const struct options *o, const struct skep_tracker_options *
         signals_end();
     }
     skep_node_free(node);
-    return rc == SKEP_OK ? CLI_DONE : cli_fail(table.command, &err);
+    return rc == SKEP_OK || rc == SKEP_CANCELLED ? CLI_DONE : cli_fail(table.command, &err);
 }
 
 /* --- alone --------------------------------------------------------------------------------- */

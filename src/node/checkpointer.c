@@ -15,6 +15,7 @@
 enum {
     STEP_WAIT_MS = 10000,   /* for an optimizer step to end before its expert is copied */
     FAILURE_LOG_MS = 10000, /* a full disk is told once in this time */
+    LOST_LOGGED = 32,       /* at the end: experts one by one; more are counted */
 };
 
 struct checkpointer {
@@ -144,18 +145,28 @@ static void report(struct checkpointer *cp, const struct round *round)
     cp->was_failing = true;
 }
 
-static void run_round(struct checkpointer *cp, bool is_last)
+static void run_round(struct checkpointer *cp)
 {
     struct round round = {0};
 
-    for (size_t i = 0; i < cp->config.expert_count; i++) {
-        if (!is_last && is_stopping(cp))
-            break;
+    for (size_t i = 0; i < cp->config.expert_count && !is_stopping(cp); i++)
         if (is_changed(cp->config.experts[i]))
             visit(cp, cp->config.experts[i], &round);
-    }
     mem_free(round.copy);
     report(cp, &round);
+}
+
+/* Of one expert, at the end. */
+static void tell_lost(const struct hosted *hosted, const char *why)
+{
+    if (hosted->is_saved)
+        log_error("expert %s: lost: %" PRIu64 " updates since its last checkpoint, which could not "
+                  "be saved at the stop: %s",
+                  hosted->uid, expert_update_count(hosted->expert) - hosted->saved_updates, why);
+    else
+        log_error("expert %s: lost, with %" PRIu64 " updates: it has no checkpoint, and could not "
+                  "be saved at the stop: %s",
+                  hosted->uid, expert_update_count(hosted->expert), why);
 }
 
 /* Waits until the time; true if it is to end. */
@@ -176,7 +187,7 @@ static void thread_main(void *arg)
 
     do {
         next = clock_deadline_us(cp->config.period_ms);
-        run_round(cp, false);
+        run_round(cp);
     } while (!wait_until(cp, next));
 }
 
@@ -212,16 +223,29 @@ void checkpointer_stop(struct checkpointer *cp)
     thread_join(&cp->thread);
 }
 
-void checkpointer_finish(struct checkpointer *cp)
+size_t checkpointer_finish(struct checkpointer *cp)
 {
-    size_t changed = 0;
+    struct round round = {0};
+    size_t changed = 0, lost = 0;
 
     for (size_t i = 0; i < cp->config.expert_count; i++)
         changed += is_changed(cp->config.experts[i]);
     if (changed == 0)
-        return;
+        return 0;
     log_info("node: saving %zu experts", changed);
-    run_round(cp, true);
+    for (size_t i = 0; i < cp->config.expert_count; i++) {
+        struct hosted *hosted = cp->config.experts[i];
+
+        round.failed = 0; /* `why` is of this one then */
+        if (is_changed(hosted))
+            visit(cp, hosted, &round);
+        if (round.failed > 0 && lost++ < LOST_LOGGED)
+            tell_lost(hosted, round.why.message);
+    }
+    mem_free(round.copy);
+    if (lost > LOST_LOGGED)
+        log_error("and %zu experts more have lost what they learned last", lost - LOST_LOGGED);
+    return lost;
 }
 
 void checkpointer_stats(struct checkpointer *cp, struct checkpointer_stats *out)

@@ -35,8 +35,10 @@ SKEP_MUST_CHECK skep_status checkpointer_new(const struct checkpointer_config *c
                                              struct checkpointer **out, struct skep_error *err);
 /* Ends the thread; a file being written is finished first. NULL is allowed. */
 void checkpointer_stop(struct checkpointer *cp);
-/* Saves what has changed since it was saved, on the calling thread, after checkpointer_stop(). */
-void checkpointer_finish(struct checkpointer *cp);
+/* Saves what has changed since it was saved, on the calling thread, after checkpointer_stop().
+ * There is no later try: what is lost is told as an error. Returns how many experts have lost
+ * something. */
+size_t checkpointer_finish(struct checkpointer *cp);
 void checkpointer_stats(struct checkpointer *cp, struct checkpointer_stats *out);
 void checkpointer_free(struct checkpointer *cp); /* stops; NULL is allowed */
 

@@ -72,6 +72,13 @@ void skep_node_free(struct skep_node *node)
     mem_free(node);
 }
 
+skep_status node_check_stop(const struct skep_node *node, struct skep_error *err)
+{
+    return atomic_load(&node->is_stop_asked)
+               ? error_set(err, SKEP_CANCELLED, "node: asked to stop before it was up")
+               : SKEP_OK;
+}
+
 skep_status node_check_new(struct skep_node *node, const char *what, struct skep_error *err)
 {
     pthread_mutex_lock(&node->lock);
@@ -293,6 +300,7 @@ skep_status skep_node_wait_ready(struct skep_node *node, uint32_t timeout_ms,
 
 void skep_node_request_stop(struct skep_node *node)
 {
+    atomic_store(&node->is_stop_asked, true);
     sem_post(&node->stop_wanted);
 }
 
@@ -330,6 +338,16 @@ void skep_node_stop(struct skep_node *node)
     join_supervisor(node);
 }
 
+static skep_status check_saved(struct skep_node *node, struct skep_error *err)
+{
+    pthread_mutex_lock(&node->parts);
+    uint64_t lost = node->last.experts_lost;
+    pthread_mutex_unlock(&node->parts);
+    return lost == 0 ? SKEP_OK
+                     : error_set(err, SKEP_DATA_LOSS,
+                                 "node: %" PRIu64 " experts could not be saved at the stop", lost);
+}
+
 skep_status skep_node_run(struct skep_node *node, struct skep_error *err)
 {
     pthread_mutex_lock(&node->lock);
@@ -337,7 +355,10 @@ skep_status skep_node_run(struct skep_node *node, struct skep_error *err)
     pthread_mutex_unlock(&node->lock);
     skep_status rc = is_new ? skep_node_start(node, err) : SKEP_OK;
 
-    if (rc == SKEP_OK)
-        skep_node_wait(node, UINT32_MAX);
-    return rc;
+    if (rc == SKEP_CANCELLED) /* it has stopped, as was asked */
+        return SKEP_OK;
+    if (rc != SKEP_OK)
+        return rc;
+    skep_node_wait(node, UINT32_MAX);
+    return check_saved(node, err);
 }

@@ -85,6 +85,7 @@ struct skep_node {
     struct thread supervisor; /* "skep-node": announces, reports, stops */
     pthread_mutex_t joining;  /* guards the joining of supervisor */
     sem_t stop_wanted;
+    atomic_bool is_stop_asked; /* for a start under way; the semaphore is for the supervisor */
 };
 
 /* start.c: everything up to serving; on failure nothing is left running. */
@@ -93,11 +94,24 @@ skep_status node_add_hosted(struct skep_node *node, const char *uid,
                             const struct skep_expert_options *options, struct skep_error *err);
 /* Takes an expert that was made, on success only. */
 skep_status node_keep_hosted(struct skep_node *node, struct hosted *hosted, struct skep_error *err);
+/* SKEP_CANCELLED once a stop was asked for: a start under way then ends. */
+skep_status node_check_stop(const struct skep_node *node, struct skep_error *err);
 /* SKEP_FAILED_PRECONDITION, saying what came too late, once it was started. */
 skep_status node_check_new(struct skep_node *node, const char *what, struct skep_error *err);
 
+/* wishes.c: chooses the experts of patterns and adds them. */
+skep_status node_add_wishes(struct skep_node *node, struct skep_error *err);
+
 /* restore.c */
 skep_status node_open_checkpoints(struct skep_node *node, struct skep_error *err);
+/*
+ * The UIDs of a wish's pattern that the folder holds experts of: of its class and size, not added
+ * yet. What does not fit is named in a warning.
+ * @param uids   room for wish->count, which are filled in the order of their names.
+ * @param count  how many there are, which may be more than were wished.
+ */
+skep_status node_find_saved(struct skep_node *node, const struct pattern_wish *wish,
+                            char (*uids)[UID_BYTES], size_t *count, struct skep_error *err);
 /* Puts the newest checkpoints into the experts that have some. */
 skep_status node_restore_experts(struct skep_node *node, struct skep_error *err);
 

@@ -1,5 +1,7 @@
 /* Experts out of the checkpoint folder: those that a node was told to host, and those it finds. */
+#include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -55,7 +57,8 @@ skep_status node_restore_experts(struct skep_node *node, struct skep_error *err)
     for (size_t i = 0; i < node->expert_count && rc == SKEP_OK; i++) {
         struct hosted *hosted = node->experts[i];
 
-        if (hosted->is_saved)
+        rc = node_check_stop(node, err);
+        if (rc != SKEP_OK || hosted->is_saved)
             continue;
         checkpoint_dir_clean(&node->checkpoints, hosted->uid);
         rc = checkpoint_dir_load(&node->checkpoints, hosted->uid, use_for_hosted, hosted, err);
@@ -244,6 +247,58 @@ static skep_status load_entry(struct skep_node *node, const char *name,
     }
     log_warn("%s; not loaded", err->message);
     return SKEP_OK;
+}
+
+/* --- experts of a pattern that go on -------------------------------------------------------- */
+
+struct kept {
+    const struct skep_expert_options *wish;
+    bool fits;
+};
+
+static skep_status compare_kept(void *arg, const struct checkpoint *c, const char *path,
+                                struct skep_error *err)
+{
+    struct kept *kept = arg;
+    const struct skep_expert_options *o = &checkpoint_header(c)->options;
+    struct expert_description wished, saved;
+
+    kept->fits = strcmp(o->cls, kept->wish->cls) == 0 && o->hidden_dim == kept->wish->hidden_dim &&
+                 expert_describe(o, &saved, err) == SKEP_OK &&
+                 expert_describe(kept->wish, &wished, err) == SKEP_OK &&
+                 saved.parameters == wished.parameters;
+    if (!kept->fits)
+        log_warn("%s: expert of class %s and width %" PRId64 " is not hosted: asked for are %s of "
+                 "%" PRId64,
+                 path, o->cls, o->hidden_dim, kept->wish->cls, kept->wish->hidden_dim);
+    return SKEP_OK;
+}
+
+skep_status node_find_saved(struct skep_node *node, const struct pattern_wish *wish,
+                            char (*uids)[UID_BYTES], size_t *count, struct skep_error *err)
+{
+    char **names = NULL;
+    size_t name_count = 0;
+    skep_status rc = node_open_checkpoints(node, err);
+
+    *count = 0;
+    if (rc == SKEP_OK)
+        rc = checkpoint_dir_list(&node->checkpoints, &names, &name_count, err);
+    for (size_t i = 0; i < name_count && rc == SKEP_OK; i++) {
+        struct kept kept = {.wish = &wish->settings.options, .fits = false};
+
+        rc = node_check_stop(node, err);
+        if (rc != SKEP_OK || check_entry(node, names[i], &wish->pattern, NULL) != SKEP_OK ||
+            is_hosted(node, names[i]))
+            continue;
+        rc = checkpoint_dir_load(&node->checkpoints, names[i], compare_kept, &kept, err);
+        if (rc == SKEP_NOT_FOUND) /* its first save was cut short */
+            rc = SKEP_OK;
+        if (kept.fits && (*count)++ < wish->count)
+            snprintf(uids[*count - 1], UID_BYTES, "%s", names[i]);
+    }
+    checkpoint_dir_free_names(names, name_count);
+    return rc;
 }
 
 skep_status skep_node_load_experts(struct skep_node *node, const char *pattern,

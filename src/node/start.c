@@ -12,14 +12,9 @@
 #include "base/fd.h"
 #include "base/log.h"
 #include "node/memory.h"
-#include "node/pattern.h"
 #include "wire/tensor_codec.h"
 
-enum {
-    JOIN_WAIT_MS = 10000,   /* before UIDs of a pattern are chosen */
-    LOOKUP_WAIT_MS = 10000, /* whether they are taken */
-    CONNECTIONS_PER_ADDRESS_MIN = 16,
-};
+enum { CONNECTIONS_PER_ADDRESS_MIN = 16 };
 
 static skep_status join_swarm(struct skep_node *node, struct skep_error *err)
 {
@@ -38,75 +33,6 @@ static skep_status join_swarm(struct skep_node *node, struct skep_error *err)
     if (s->options.no_dht)
         return SKEP_OK;
     return swarm_join(&config, &node->swarm, err);
-}
-
-/* --- patterns ------------------------------------------------------------------------------ */
-
-static bool is_added(const struct skep_node *node, const char *uid)
-{
-    for (size_t i = 0; i < node->expert_count; i++)
-        if (strcmp(node->experts[i]->uid, uid) == 0)
-            return true;
-    return false;
-}
-
-/* Taken: added here, or known to the DHT, or maybe known: a lookup that got no answer in time does
- * not make a UID free. */
-static skep_status find_taken(void *arg, const char *const *uids, size_t count, bool *taken,
-                              struct skep_error *err)
-{
-    struct skep_node *node = arg;
-    struct lookup_result *results = NULL;
-    skep_status rc = SKEP_OK;
-
-    for (size_t i = 0; i < count; i++)
-        taken[i] = is_added(node, uids[i]);
-    if (node->swarm == NULL || swarm_peer_count(node->swarm) == 0)
-        return SKEP_OK;
-    results = mem_calloc(count, sizeof(*results));
-    if (results == NULL)
-        return error_no_memory(err, "pattern", count * sizeof(*results));
-    rc = directory_get_wait(swarm_directory(node->swarm), uids, count, DIRECTORY_FRESH,
-                            clock_deadline_us(LOOKUP_WAIT_MS), results, err);
-    for (size_t i = 0; i < count && rc == SKEP_OK; i++)
-        if (results[i].status != SKEP_NOT_FOUND && results[i].status != SKEP_UNAVAILABLE)
-            taken[i] = true;
-    mem_free(results);
-    return rc;
-}
-
-static skep_status add_wish(struct skep_node *node, const struct pattern_wish *wish,
-                            struct skep_error *err)
-{
-    char(*uids)[UID_BYTES] = mem_calloc(wish->count, UID_BYTES);
-    skep_status rc;
-
-    if (uids == NULL)
-        return error_no_memory(err, "pattern", wish->count);
-    rc = pattern_choose(&wish->pattern, wish->count, find_taken, node, uids, err);
-    for (size_t i = 0; i < wish->count && rc == SKEP_OK; i++) {
-        struct skep_expert_options options = wish->settings.options;
-
-        options.seed = skep_expert_seed(options.seed, uids[i]);
-        rc = node_add_hosted(node, uids[i], &options, err);
-    }
-    mem_free(uids);
-    return rc;
-}
-
-static skep_status add_wishes(struct skep_node *node, struct skep_error *err)
-{
-    skep_status rc = SKEP_OK;
-
-    if (node->wishes == NULL)
-        return SKEP_OK;
-    if (node->swarm != NULL && !swarm_wait_joined(node->swarm, clock_deadline_us(JOIN_WAIT_MS)))
-        log_warn("node: no peer has answered in %d s; UIDs are chosen without asking which are "
-                 "taken",
-                 JOIN_WAIT_MS / 1000);
-    for (const struct pattern_wish *w = node->wishes; w != NULL && rc == SKEP_OK; w = w->next)
-        rc = add_wish(node, w, err);
-    return rc;
 }
 
 /* --- memory -------------------------------------------------------------------------------- */
@@ -148,8 +74,11 @@ static skep_status make_experts(struct skep_node *node, struct skep_error *err)
 {
     skep_status rc = SKEP_OK;
 
-    for (size_t i = 0; i < node->expert_count && rc == SKEP_OK; i++)
-        rc = hosted_make(node->experts[i], err);
+    for (size_t i = 0; i < node->expert_count && rc == SKEP_OK; i++) {
+        rc = node_check_stop(node, err);
+        if (rc == SKEP_OK)
+            rc = hosted_make(node->experts[i], err);
+    }
     return rc;
 }
 
@@ -401,7 +330,7 @@ skep_status node_bring_up(struct skep_node *node, struct skep_error *err)
     if (rc == SKEP_OK)
         rc = join_swarm(node, err);
     if (rc == SKEP_OK)
-        rc = add_wishes(node, err);
+        rc = node_add_wishes(node, err);
     if (rc == SKEP_OK)
         rc = make_experts(node, err);
     if (rc == SKEP_OK)

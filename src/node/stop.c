@@ -70,12 +70,14 @@ static void stop_serving(struct skep_node *node, struct server *server, uint64_t
 static void save_experts(struct skep_node *node)
 {
     struct checkpointer *checkpointer = node->checkpointer; /* only this thread ends it */
+    size_t lost = 0;
 
     checkpointer_stop(checkpointer);
     if (checkpointer != NULL)
-        checkpointer_finish(checkpointer);
+        lost = checkpointer_finish(checkpointer);
     pthread_mutex_lock(&node->parts);
     node_collect_parts(node, &node->last);
+    node->last.experts_lost = lost;
     node->checkpointer = NULL;
     pthread_mutex_unlock(&node->parts);
     checkpointer_free(checkpointer);

@@ -267,6 +267,60 @@ def case_a_full_disk_is_told_and_serving_goes_on():
         until(lambda: generations(folder)[0][1] == 51, 10, "a save of all steps")
 
 
+def case_what_a_full_disk_costs_at_the_stop_is_told():
+    """Also right after the same failure was told, and it is a failure of the whole."""
+    with Swarm() as swarm:
+        folder = swarm.path("kept")
+        first = node(swarm, "first", folder, uids=("ffn.0.0", "ffn.0.1"), period="1000")
+        until(lambda: generations(folder) and generations(folder, "ffn.0.1"), 10, "first saves")
+        trainer = Trainer(first)
+        for i in range(3):
+            trainer.step(i)
+        resource.prlimit(first.popen.pid, resource.RLIMIT_FSIZE, (5000, resource.RLIM_INFINITY))
+        assert first.stop() == 1, first.read_log()
+        log = first.read_log()
+        assert "ERROR" in log and "ffn.0.0: lost: 3 updates since its last checkpoint" in log, log
+        assert "File too large" in log and "1 experts could not be saved" in log, log
+        assert "ffn.0.1: lost" not in log and "tried again" not in log, log
+        assert first.events()[-1]["event"] == "stopped"
+        assert info(node(swarm, "second", folder))["updates"] == 0
+
+
+def case_experts_of_a_pattern_go_on_after_a_restart():
+    """Those that were kept come before new ones."""
+    with Swarm() as swarm:
+        folder = swarm.path("kept")
+
+        def start(name, number, *arguments, size=HIDDEN, cls="ffn"):
+            process = swarm.start(name, "node", "--listen", "127.0.0.1:*", "--no-dht",
+                                  "--insecure-plaintext", "--checkpoint-dir", folder,
+                                  "--expert-pattern", "ffn.[0:64].[0:64]", "--num-experts",
+                                  str(number), "--expert-cls", cls, "--hidden-dim", str(size),
+                                  *arguments)
+            return process, [e["uid"] for e in process.facts["experts"]]
+        first, uids = start("first", 2)
+        trained = uids[1]
+        Trainer(first, trained).step(0)
+        assert first.stop() == 0
+        second, again = start("second", 2)
+        assert again == uids, (again, uids)
+        assert info(second, trained)["updates"] == 1
+        assert "2 experts of pattern ffn go on, 0 are new" in second.read_log()
+        assert second.stop() == 0
+        third, more = start("third", 4)
+        assert len(more) == 4 and set(uids) < set(more), (uids, more)
+        assert info(third, trained)["updates"] == 1
+        assert "2 experts of pattern ffn go on, 2 are new" in third.read_log()
+        assert third.stop() == 0
+        fourth, fewer = start("fourth", 1)
+        assert fewer == more[:1], (fewer, more)
+        assert "holds 4 experts" in fourth.read_log()
+        assert fourth.stop() == 0
+        other, new = start("other", 2, size=8)
+        assert not set(new) & set(more), (new, more)
+        assert "is not hosted" in other.read_log()
+
+
 def case_requests_go_on_while_it_saves():
     """Saves without a pause between them, of an expert that takes long to write, and calls."""
     with Swarm() as swarm:

@@ -8,6 +8,9 @@ from swarm import (Swarm, call, find, main, run, timeout_option, until, until_fo
                    write_npy)
 
 
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 def tensors(swarm, rows=1, hidden=16):
     x = swarm.path("x.npy")
     write_npy(x, (rows, hidden), [0.5] * (rows * hidden))
@@ -19,14 +22,14 @@ def everything_below(folder):
                   for name in folders + files)
 
 
-def case_both_signals_end_it_cleanly():
+def case_each_signal_ends_it_cleanly():
     with Swarm() as swarm:
         home = swarm.path("home")
         os.mkdir(home)
         keys = swarm.path("keys")
         os.mkdir(keys)
         bootstrap = swarm.bootstrap()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in STOPPING:
             node = swarm.node("node%d" % number, ["ffn.0.0"], [bootstrap.peer], "--identity",
                               os.path.join(keys, "node.key"),
                               environment={"TMPDIR": home, "HOME": home, "XDG_RUNTIME_DIR": home})
@@ -39,7 +42,7 @@ def case_both_signals_end_it_cleanly():
             until_gone(bootstrap.peer, "ffn.0.0", 10)
         assert everything_below(home) == [], everything_below(home)
         assert everything_below(keys) == [os.path.join(keys, "node.key")], everything_below(keys)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in STOPPING:
             peer = swarm.bootstrap("dht%d" % number)
             assert peer.stop(5, number) == 0, peer.read_log()
 
@@ -59,6 +62,22 @@ def case_signals_at_once_after_the_start():
                       len(os.listdir("/proc/%d/task" % node.popen.pid)) > 1, 20, "threads")
             assert node.stop(5) == 0, node.read_log()
             assert "not published" not in node.read_log(), node.read_log()
+
+
+def case_a_signal_ends_a_start_under_way():
+    """While it waits for peers, and while it makes experts."""
+    with Swarm() as swarm:
+        waiting = swarm.node("waiting", [], ["127.0.0.1:9"], "--expert-pattern", "ffn.[0:64]",
+                             ready=False)
+        until(lambda: len(os.listdir("/proc/%d/task" % waiting.popen.pid)) > 2, 20, "threads")
+        assert waiting.stop(5) == 0, waiting.read_log()
+        assert "stopped before it was up" in waiting.read_log(), waiting.read_log()
+        assert "no peer has answered" not in waiting.read_log(), waiting.read_log()
+        making = swarm.node("making", ["ffn.%d" % i for i in range(100)], [],
+                            "--optimizer", "none", cls="ffn", hidden=1024, ready=False)
+        until(lambda: cpu_ticks(making) > 20, 20, "it works", pause=0.005)
+        assert making.stop(5) == 0, making.read_log()
+        assert "stopped before it was up" in making.read_log(), making.read_log()
 
 
 def case_the_work_under_way_is_finished():
