@@ -15,5 +15,6 @@
 #include <skep/safetensors.h>
 #include <skep/status.h>
 #include <skep/tensor.h>
+#include <skep/tracker.h>
 
 #endif
