@@ -16,6 +16,7 @@
         {.name = "swarm",                                                                          \
          .kind = OPTION_STRING,                                                                    \
          .placeholder = "NAME",                                                                    \
+         .check = options_check_swarm,                                                             \
          .default_text = "skep",                                                                   \
          .help = "name of the swarm"},                                                             \
         {.name = "swarm-key",                                                                      \

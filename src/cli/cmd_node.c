@@ -57,6 +57,7 @@ static const struct option_spec specs[] = {
     {.name = "swarm",
      .kind = OPTION_STRING,
      .placeholder = "NAME",
+     .check = options_check_swarm,
      .default_text = "skep",
      .help = "name of the swarm"},
     {.name = "swarm-key",

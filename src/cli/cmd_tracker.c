@@ -77,6 +77,7 @@ static const struct option_spec specs[] = {
     {.name = "swarm",
      .kind = OPTION_STRING,
      .placeholder = "NAME",
+     .check = options_check_swarm,
      .default_text = "skep",
      .help = "name of the swarm"},
     {.name = "swarm-key",
@@ -325,7 +326,7 @@ static int run_node(const struct options *o, const struct skep_tracker_options *
         signals_end();
     }
     skep_node_free(node);
-    return rc == SKEP_OK || rc == SKEP_CANCELLED ? CLI_DONE : cli_fail(table.command, &err);
+    return rc == SKEP_OK || rc == SKEP_CANCELLED ? CLI_DONE : cli_fail_before(table.command, &err);
 }
 
 /* --- alone --------------------------------------------------------------------------------- */
@@ -341,7 +342,7 @@ static int run_alone(const struct options *o, const struct skep_tracker_options 
     if (skep_tracker_start(options, &tracker, &err) == SKEP_OK)
         serve(o, &running, tracker);
     else
-        code = cli_fail(table.command, &err);
+        code = cli_fail_before(table.command, &err);
     signals_end();
     skep_tracker_free(tracker);
     return code;

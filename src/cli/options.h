@@ -58,8 +58,8 @@ struct option_spec {
     const char *help;         /* what it is, without a full stop */
     const char *default_text; /* as it would be given; NULL: unset */
     const char *placeholder;  /* of the value in the help; NULL: one by kind */
-    const char *unit;         /* shown. "s" and "ms" take 90s, 2m, 500ms...; "bytes" takes 64K,
-                                 10M, 1G */
+    const char *unit;         /* shown. "s" and "ms" take 500ms, 1.5s, 2m, 1h; "bytes"
+                                 takes 64K, 10M, 1.5GiB, in any case */
     const char *choices;      /* "adam|sgd|none" */
     int64_t min, max;
     double number_min, number_max;
@@ -112,6 +112,9 @@ void options_free(struct options *o); /* NULL and zeroed are allowed */
 skep_status options_check_endpoint(const char *text, struct skep_error *err);
 /* The same for lists of peers: `tracker://host:port` too. */
 skep_status options_check_initial_peer(const char *text, struct skep_error *err);
+/* A name that a swarm can have; a peer id. */
+skep_status options_check_swarm(const char *text, struct skep_error *err);
+skep_status options_check_peer_id(const char *text, struct skep_error *err);
 
 /* Values, by a name that is in the table under that kind (anything else aborts). Strings and lists
  * are views of o. */

@@ -93,6 +93,20 @@ static void print_option(const struct option_table *table, const struct option_s
     print_wrapped(right, HELP_COLUMN, HELP_COLUMN, out);
 }
 
+/* What may stand behind numbers, if the command has any that take it. */
+static void print_measures(const struct option_table *table, FILE *out)
+{
+    bool has[] = {[MEASURE_OTHER] = false, [MEASURE_TIME] = false, [MEASURE_SIZE] = false};
+
+    for (size_t i = 0; i < table->count; i++)
+        has[option_measure(&table->specs[i])] = true;
+    if (has[MEASURE_TIME])
+        print_wrapped("Times may end in ms, s, m or h: 500ms, 1.5s, 2m, 1h.", 0, 0, out);
+    if (has[MEASURE_SIZE])
+        print_wrapped("Sizes may end in K, M or G, or KiB, MiB or GiB, of 1024 each: 64K, 1.5GiB.",
+                      0, 0, out);
+}
+
 void options_print_help(const struct option_table *table, FILE *out)
 {
     if (table->example != NULL) {
@@ -114,6 +128,7 @@ void options_print_help(const struct option_table *table, FILE *out)
     for (size_t i = 0; i < COMMON_OPTIONS; i++)
         print_option(table, option_at(table, i), out);
     fputc('\n', out);
+    print_measures(table, out);
     print_wrapped(
         "Each option may also stand in the file given by --config, as a line \"name = "
         "value\", or in the environment, as SKEP_ and its name in capitals with "

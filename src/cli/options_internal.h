@@ -54,6 +54,10 @@ void option_value_clear(struct option_value *value);
 SKEP_MUST_CHECK skep_status option_parse_text(const struct option_spec *spec, const char *text,
                                               const char *where, struct option_value *value,
                                               struct skep_error *err);
+/* What an option's number measures, and so what may stand behind it. */
+enum option_measure { MEASURE_OTHER, MEASURE_TIME, MEASURE_SIZE };
+enum option_measure option_measure(const struct option_spec *spec);
+
 /* What a good value looks like: "a whole number from 1 to 64". Returns out. */
 const char *option_expected(const struct option_spec *spec, char *out, size_t cap);
 

@@ -9,18 +9,34 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "cli/options_internal.h"
+#include "crypto/identity.h"
 #include "dht/initial_peer.h"
+#include "dht/swarm_name.h"
 
 enum { NEAREST_MAX_CHARS = 63 };
 
-static const struct {
-    const char *unit, *suffix;
-    int64_t factor;
-} suffixes[] = {
-    {"s", "s", 1},           {"s", "m", 60},          {"s", "h", 3600},
-    {"ms", "ms", 1},         {"ms", "s", 1000},       {"ms", "m", 60000},
-    {"bytes", "K", 1 << 10}, {"bytes", "M", 1 << 20}, {"bytes", "G", 1 << 30},
+/* What may stand behind a number, as `times / per` of the option's unit. */
+struct suffix {
+    const char *unit, *text;
+    int64_t times, per;
 };
+static const struct suffix plain = {"", "", 1, 1};
+static const struct suffix suffixes[] = {
+    {"s", "ms", 1, 1000},       {"s", "s", 1, 1},
+    {"s", "m", 60, 1},          {"s", "h", 3600, 1},
+    {"ms", "ms", 1, 1},         {"ms", "s", 1000, 1},
+    {"ms", "m", 60000, 1},      {"ms", "h", 3600000, 1},
+    {"bytes", "K", 1 << 10, 1}, {"bytes", "KiB", 1 << 10, 1},
+    {"bytes", "M", 1 << 20, 1}, {"bytes", "MiB", 1 << 20, 1},
+    {"bytes", "G", 1 << 30, 1}, {"bytes", "GiB", 1 << 30, 1},
+};
+
+enum option_measure option_measure(const struct option_spec *spec)
+{
+    if (spec->unit != NULL && (strcmp(spec->unit, "s") == 0 || strcmp(spec->unit, "ms") == 0))
+        return MEASURE_TIME;
+    return spec->unit != NULL && strcmp(spec->unit, "bytes") == 0 ? MEASURE_SIZE : MEASURE_OTHER;
+}
 
 static skep_status refuse(const struct option_spec *spec, const char *text, const char *where,
                           struct skep_error *err)
@@ -36,18 +52,24 @@ const char *option_expected(const struct option_spec *spec, char *out, size_t ca
 {
     const char *unit = spec->unit != NULL ? spec->unit : "";
     const char *space = spec->unit != NULL ? " " : "";
+    static const char *const forms[] = {
+        [MEASURE_TIME] = ", or with ms, s, m or h behind it",
+        [MEASURE_SIZE] = ", or with K, M or G (or KiB, MiB, GiB) behind it",
+        [MEASURE_OTHER] = "",
+    };
+    const char *form = forms[option_measure(spec)];
 
     switch (spec->kind) {
     case OPTION_FLAG:
         snprintf(out, cap, "true or false");
         break;
     case OPTION_INT:
-        snprintf(out, cap, "a whole number from %" PRId64 " to %" PRId64 "%s%s", spec->min,
-                 spec->max, space, unit);
+        snprintf(out, cap, "a whole number from %" PRId64 " to %" PRId64 "%s%s%s", spec->min,
+                 spec->max, space, unit, form);
         break;
     case OPTION_FLOAT:
-        snprintf(out, cap, "a number from %g to %g%s%s", spec->number_min, spec->number_max, space,
-                 unit);
+        snprintf(out, cap, "a number from %g to %g%s%s%s", spec->number_min, spec->number_max,
+                 space, unit, form);
         break;
     case OPTION_ENDPOINT:
         snprintf(out, cap, "host:port");
@@ -65,30 +87,68 @@ const char *option_expected(const struct option_spec *spec, char *out, size_t ca
     return out;
 }
 
-/* The factor of a suffix behind a number; 0 if the option's unit has no such suffix. */
-static int64_t suffix_factor(const struct option_spec *spec, const char *suffix)
+/* The suffix behind a number; NULL if the option's unit has no such suffix. Sizes in any case. */
+static const struct suffix *find_suffix(const struct option_spec *spec, const char *text)
 {
-    if (suffix[0] == '\0')
-        return 1;
+    bool any_case = option_measure(spec) == MEASURE_SIZE;
+
+    if (text[0] == '\0')
+        return &plain;
     for (size_t i = 0; i < sizeof(suffixes) / sizeof(suffixes[0]); i++)
         if (spec->unit != NULL && strcmp(spec->unit, suffixes[i].unit) == 0 &&
-            strcmp(suffix, suffixes[i].suffix) == 0)
-            return suffixes[i].factor;
-    return 0;
+            (any_case ? strcasecmp(text, suffixes[i].text) : strcmp(text, suffixes[i].text)) == 0)
+            return &suffixes[i];
+    return NULL;
 }
 
+/* Reads the digits behind a point as `numerator / denominator`; how many there were. */
+static size_t read_fraction(const char *text, int64_t *numerator, int64_t *denominator)
+{
+    enum { MOST_DIGITS = 9 };
+    size_t n = 0;
+
+    *numerator = 0;
+    *denominator = 1;
+    for (; text[n] >= '0' && text[n] <= '9' && n < MOST_DIGITS; n++) {
+        *numerator = *numerator * 10 + (text[n] - '0');
+        *denominator *= 10;
+    }
+    return n;
+}
+
+/* A whole number; with a suffix also a fraction, where that makes a whole number of the unit. */
 static bool parse_int(const struct option_spec *spec, const char *text, int64_t *out)
 {
     char *end;
+    int64_t numerator = 0;
+    int64_t denominator = 1;
+    int64_t whole, part;
 
     if (text[0] != '-' && (text[0] < '0' || text[0] > '9'))
         return false; /* strtoll would skip spaces and take a plus sign */
     errno = 0;
     long long number = strtoll(text, &end, 10);
-    int64_t factor = suffix_factor(spec, end);
-    if (errno != 0 || end == text || factor == 0 ||
-        __builtin_mul_overflow((int64_t)number, factor, out))
+    if (errno != 0 || end == text)
         return false;
+    bool has_point = *end == '.';
+    if (has_point) {
+        size_t digits = read_fraction(end + 1, &numerator, &denominator);
+        end += 1 + digits;
+        if (digits == 0 || number < 0 || text[0] == '-')
+            return false;
+    }
+    const struct suffix *suffix = find_suffix(spec, end);
+    if (suffix == NULL || (has_point && suffix == &plain))
+        return false;
+    /* number * times / per + numerator * times / (denominator * per), over one denominator */
+    if (__builtin_mul_overflow((int64_t)number, suffix->times, &whole) ||
+        __builtin_mul_overflow(numerator, suffix->times, &part))
+        return false;
+    __int128 sum = (__int128)whole * denominator + part;
+    __int128 per = (__int128)denominator * suffix->per;
+    if (sum % per != 0 || sum / per > INT64_MAX)
+        return false;
+    *out = (int64_t)(sum / per);
     return *out >= spec->min && *out <= spec->max;
 }
 
@@ -99,10 +159,10 @@ static bool parse_float(const struct option_spec *spec, const char *text, double
     char *end;
 
     *out = strtod(text, &end);
-    int64_t factor = suffix_factor(spec, end);
-    if (end == text || (size_t)(end - text) != digits || factor == 0)
+    const struct suffix *suffix = find_suffix(spec, end);
+    if (end == text || (size_t)(end - text) != digits || suffix == NULL)
         return false;
-    *out *= (double)factor;
+    *out = *out * (double)suffix->times / (double)suffix->per;
     return isfinite(*out) && *out >= spec->number_min && *out <= spec->number_max;
 }
 
@@ -182,6 +242,22 @@ skep_status options_check_initial_peer(const char *text, struct skep_error *err)
     struct initial_peer peer;
 
     return initial_peer_parse(&peer, text, err);
+}
+
+skep_status options_check_swarm(const char *text, struct skep_error *err)
+{
+    return swarm_name_check(text, err);
+}
+
+skep_status options_check_peer_id(const char *text, struct skep_error *err)
+{
+    uint8_t id[PEER_ID_BYTES];
+    char quoted[TEXT_QUOTE_BYTES];
+
+    if (peer_id_parse(id, text))
+        return SKEP_OK;
+    return error_set(err, SKEP_INVALID_ARGUMENT, "%s, expected 64 hex digits",
+                     text_quote(text, strlen(text), quoted));
 }
 
 /* Insertions, deletions and substitutions between two short names, row by row. */

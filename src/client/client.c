@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/fd.h"
 #include "dht/initial_peer.h"
+#include "dht/swarm_name.h"
 
 enum {
     DEFAULT_TIMEOUT_MS = 30000,
@@ -115,6 +116,8 @@ skep_status skep_client_new(const struct skep_client_options *options, struct sk
     rc = tensor_encoding_check("compression", options->compression, err);
     if (rc == SKEP_OK)
         rc = tensor_encoding_check("grad_compression", options->grad_compression, err);
+    if (rc == SKEP_OK && options->swarm != NULL)
+        rc = swarm_name_check(options->swarm, err);
     if (rc != SKEP_OK)
         return rc;
     client = mem_calloc(1, sizeof(*client));

@@ -7,11 +7,10 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
-#include "base/text.h"
+#include "dht/swarm_name.h"
 #include "wire/tensor_codec.h"
 
 enum {
-    SWARM_NAME_MAX = 127,       /* what a hello has room for */
     UPDATE_PERIOD_MAX_S = 1800, /* records live twice as long, at most an hour */
     HANDLERS_MAX = 64,
     CONNECTIONS_MAX = 1 << 20,
@@ -82,18 +81,6 @@ static skep_status check_numbers(const struct skep_node_options *o, struct skep_
             return rc;
     }
     return SKEP_OK;
-}
-
-static skep_status check_swarm_name(const char *name, struct skep_error *err)
-{
-    size_t len = name != NULL ? strlen(name) : 0;
-    char quoted[TEXT_QUOTE_BYTES];
-
-    if (len > 0 && len <= SWARM_NAME_MAX && text_is_utf8(name, len))
-        return SKEP_OK;
-    return error_set(err, SKEP_INVALID_ARGUMENT,
-                     "swarm: %s has %zu bytes, expected a name of 1 to %d bytes of UTF-8",
-                     text_quote(name != NULL ? name : "", len, quoted), len, SWARM_NAME_MAX);
 }
 
 static skep_status parse_endpoint(struct endpoint *out, const char *text, const char *name,
@@ -241,7 +228,7 @@ skep_status settings_init(struct settings *s, const struct skep_node_options *op
     if (rc == SKEP_OK)
         rc = tensor_encoding_check("grad_compression", o->grad_compression, err);
     if (rc == SKEP_OK)
-        rc = check_swarm_name(o->swarm, err);
+        rc = swarm_name_check(o->swarm, err);
     if (rc == SKEP_OK)
         rc = parse_endpoints(s, o, err);
     if (rc == SKEP_OK)

@@ -35,6 +35,7 @@ static const struct option_spec specs[] = {
      .default_text = "4096",
      .help = "most rows of one batch"},
     {.name = "timeout", .kind = OPTION_INT, .min = 1, .max = 86400, .unit = "s", .help = "limit"},
+    {.name = "wait", .kind = OPTION_INT, .min = 1, .max = 3600000, .unit = "ms", .help = "limit"},
     {.name = "cache",
      .kind = OPTION_INT,
      .max = INT64_MAX,
@@ -190,6 +191,50 @@ static void units_scale_numbers(void **state)
     assert_int_equal(options_int(&o, "timeout"), 120);
     assert_int_equal(options_int(&o, "cache"), 3072);
     options_free(&o);
+    static const struct {
+        const char *option, *text;
+        double value;
+    } good[] = {
+        {"--timeout", "1.5m", 90},
+        {"--timeout", "24h", 86400},
+        {"--timeout", "2000ms", 2},
+        {"--timeout", "0.5h", 1800},
+        {"--wait", "1h", 3600000},
+        {"--wait", "1.5s", 1500},
+        {"--wait", "0.001s", 1},
+        {"--wait", "7", 7},
+        {"--cache", "1.5GiB", 1.5 * (1 << 30)},
+        {"--cache", "2kib", 2048},
+        {"--cache", "1g", 1 << 30},
+        {"--cache", "0.5M", 1 << 19},
+        {"--cache", "0", 0},
+        {"--update-period", "1.5s", 1.5},
+        {"--update-period", "500ms", 0.5},
+        {"--update-period", "1h", 3600},
+    };
+
+    for (size_t i = 0; i < OPTION_COUNT(good); i++) {
+        o = parse_good(ARGS(good[i].option, good[i].text));
+        double value = strcmp(good[i].option, "--update-period") == 0
+                           ? options_float(&o, "update-period")
+                           : (double)options_int(&o, good[i].option + 2);
+        if (value < good[i].value - 1e-9 || value > good[i].value + 1e-9)
+            fail_msg("%s %s: %g, expected %g", good[i].option, good[i].text, value, good[i].value);
+        options_free(&o);
+    }
+    refused(ARGS("--timeout", "1500ms"), "whole number from 1 to 86400 s, or with ms, s, m or h");
+    refused(ARGS("--timeout", "1.5"), "expected a whole number");
+    refused(ARGS("--timeout", "1."), "expected a whole number");
+    refused(ARGS("--timeout", "1.s"), "expected a whole number");
+    refused(ARGS("--timeout", "-0.5m"), "expected a whole number");
+    refused(ARGS("--timeout", "1.00000000000000000001m"), "expected a whole number");
+    refused(ARGS("--wait", "1.1h1"), "expected a whole number");
+    refused(ARGS("--wait", "1.000001h"), "expected a whole number");
+    refused(ARGS("--wait", "3600001"), "from 1 to 3600000 ms, or with ms, s, m or h");
+    refused(ARGS("--cache", "1KB"), "or with K, M or G (or KiB, MiB, GiB) behind it");
+    refused(ARGS("--cache", "9223372036854775807.5G"), "expected a whole number");
+    refused(ARGS("--cache", "8589934591.999999999G"), "expected a whole number");
+    refused(ARGS("--update-period", "2h"), "from 0.5 to 3600 s, or with ms, s, m or h");
     refused(ARGS("--timeout", "2000h"), "--timeout: \"2000h\", expected a whole number from 1");
     refused(ARGS("--timeout", "2M"), "expected a whole number");
     refused(ARGS("--max-batch-size", "2K"), "expected a whole number");
