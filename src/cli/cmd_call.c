@@ -1,9 +1,6 @@
 /* skep call: one forward or backward pass of a remote expert, tensors from and to files. */
-#include <errno.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/bytes.h"
 #include "base/clock.h"
@@ -44,6 +41,7 @@ static const struct option_spec specs[] = {
     {.name = "peer-id",
      .kind = OPTION_STRING,
      .placeholder = "HEX",
+     .check = options_check_peer_id,
      .help = "with --endpoint: who must answer there"},
     {.name = "match-key",
      .kind = OPTION_STRING,
@@ -98,6 +96,10 @@ static int check_usage(const struct options *o)
         return cli_usage_error(table.command, "%s", err.message);
     if (has_input != (options_string(o, "output") != NULL))
         return cli_usage_error(table.command, "--input and --output go together");
+    if (has_input && !tensor_file_name_is_known(options_string(o, "output")))
+        return cli_usage_error(table.command,
+                               "--output %s: expected a name that ends in .npy or .safetensors",
+                               options_string(o, "output"));
     if (!has_input && options_string(o, "grad") != NULL)
         return cli_usage_error(table.command, "--grad needs --input");
     if (options_string(o, "peer-id") != NULL && options_endpoint(o, "endpoint") == NULL)
@@ -209,29 +211,14 @@ static skep_status show_info(struct call *c, struct skep_error *err)
 
 /* ---- calling */
 
-/* Said before the call: a backward whose result is lost has trained the expert all the same. */
-static skep_status check_output(const char *path, struct skep_error *err)
-{
-    const char *slash = strrchr(path, '/');
-    char folder[PATH_MAX];
-    int n = slash == NULL ? snprintf(folder, sizeof(folder), ".")
-                          : snprintf(folder, sizeof(folder), "%.*s/", (int)(slash - path), path);
-
-    if (n < 0 || (size_t)n >= sizeof(folder))
-        return error_set(err, SKEP_INVALID_ARGUMENT, "%.80s...: path too long", path);
-    if (access(folder, W_OK | X_OK) == 0)
-        return SKEP_OK;
-    return error_set(err, status_from_errno(errno), "%s: cannot write there: %s", path,
-                     strerror(errno));
-}
-
 static skep_status open_files(struct call *c, struct skep_error *err)
 {
     const char *grad = options_string(c->o, "grad");
     skep_status rc = tensor_file_open(&c->input, options_string(c->o, "input"), "input", err);
 
-    if (rc == SKEP_OK)
-        rc = check_output(options_string(c->o, "output"), err);
+    if (rc ==
+        SKEP_OK) /* before the call: a backward whose result is lost has trained all the same */
+        rc = output_file_check(options_string(c->o, "output"), err);
     if (rc == SKEP_OK && grad != NULL)
         rc = tensor_file_open(&c->grad, grad, "grad_output", err);
     return rc;

@@ -6,6 +6,7 @@
 #include "cli/command.h"
 #include "cli/options.h"
 #include "cli/output.h"
+#include "cli/tensor_files.h"
 #include "experts/checkpoint_dir.h"
 #include "experts/weights.h"
 
@@ -76,10 +77,12 @@ int cmd_export(int argc, char **argv)
         .output = options_string(&o, "output"),
         .json = options_flag(&o, "json"),
     };
-    skep_status rc = checkpoint_dir_open(&dir, options_string(&o, "checkpoint-dir"), false, &err);
+    skep_status rc = output_file_check(exporting.output, &err);
+    if (rc == SKEP_OK)
+        rc = checkpoint_dir_open(&dir, options_string(&o, "checkpoint-dir"), false, &err);
     if (rc == SKEP_OK)
         rc = checkpoint_dir_load(&dir, o.positional[0], write_weights, &exporting, &err);
     checkpoint_dir_close(&dir);
     options_free(&o);
-    return rc == SKEP_OK ? CLI_DONE : cli_fail(table.command, &err);
+    return rc == SKEP_OK ? CLI_DONE : cli_fail_before(table.command, &err);
 }

@@ -262,5 +262,5 @@ int cmd_import(int argc, char **argv)
         tell(&o, &im);
     checkpoint_dir_close(&im.dir);
     options_free(&o);
-    return rc == SKEP_OK ? CLI_DONE : cli_fail(table.command, &err);
+    return rc == SKEP_OK ? CLI_DONE : cli_fail_before(table.command, &err);
 }

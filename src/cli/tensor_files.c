@@ -1,19 +1,74 @@
 /* Files of tensors on the command line. */
 #include "cli/tensor_files.h"
 
-#include <stdbool.h>
+#include <errno.h>
+#include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/error.h"
+#include "base/file.h"
 
 enum { NAME_BYTES = 64 };
 
-static bool is_npy(const char *path)
+static bool ends_in(const char *path, const char *ending)
 {
     size_t n = strlen(path);
+    size_t len = strlen(ending);
 
-    return n >= 4 && strcmp(path + n - 4, ".npy") == 0;
+    return n > len && strcmp(path + n - len, ending) == 0;
+}
+
+bool tensor_file_name_is_known(const char *path)
+{
+    return ends_in(path, ".npy") || ends_in(path, ".safetensors");
+}
+
+skep_status output_file_check(const char *path, struct skep_error *err)
+{
+    const char *slash = strrchr(path, '/');
+    char folder[PATH_MAX];
+    struct stat info;
+    int n = slash == NULL ? snprintf(folder, sizeof(folder), ".")
+                          : snprintf(folder, sizeof(folder), "%.*s/", (int)(slash - path), path);
+
+    if (n < 0 || (size_t)n >= sizeof(folder))
+        return error_set(err, SKEP_INVALID_ARGUMENT, "%.80s...: path too long", path);
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
+        return error_set(err, SKEP_INVALID_ARGUMENT, "%s: is %s, expected a file to write", path,
+                         S_ISDIR(info.st_mode) ? "a folder" : "not a regular file");
+    if (access(folder, W_OK | X_OK) == 0)
+        return SKEP_OK;
+    return error_set(err, status_from_errno(errno), "%s: cannot write there: %s", path,
+                     strerror(errno));
+}
+
+/* Whether a name is <role>.N with N at least `least`. */
+static bool is_later(const char *name, const char *role, size_t least)
+{
+    size_t len = strlen(role);
+    char *end;
+
+    if (strncmp(name, role, len) != 0 || name[len] != '.' || name[len + 1] < '0' ||
+        name[len + 1] > '9')
+        return false;
+    return strtoull(name + len + 1, &end, 10) >= least && *end == '\0';
+}
+
+/* A number left out is a mistake: the expert would get what was meant for another place. */
+static skep_status check_gap(const struct tensor_file *file, const char *path, const char *role,
+                             struct skep_error *err)
+{
+    for (size_t i = 0; i < skep_safetensors_count(file->file); i++) {
+        const char *name = skep_safetensors_name(file->file, i);
+        if (is_later(name, role, file->count))
+            return error_set(err, SKEP_INVALID_ARGUMENT, "%s: holds %.64s but no %s.%zu", path,
+                             name, role, file->count);
+    }
+    return SKEP_OK;
 }
 
 static skep_status pick(struct tensor_file *file, const char *path, const char *role,
@@ -32,8 +87,9 @@ static skep_status pick(struct tensor_file *file, const char *path, const char *
                              TENSOR_FILE_MAX);
         file->tensors[file->count] = t;
     }
-    if (file->count > 0)
-        return SKEP_OK;
+    skep_status rc = check_gap(file, path, role, err);
+    if (rc != SKEP_OK || file->count > 0)
+        return rc;
     if (total == 0 || total > TENSOR_FILE_MAX)
         return error_set(err, SKEP_INVALID_ARGUMENT, "%s: %zu tensors, expected 1 to %d", path,
                          total, TENSOR_FILE_MAX);
@@ -42,13 +98,40 @@ static skep_status pick(struct tensor_file *file, const char *path, const char *
     return SKEP_OK;
 }
 
+enum content { CONTENT_NEITHER, CONTENT_NPY, CONTENT_SAFETENSORS };
+
+/* What a file is by its first bytes; whether it is whole, its reader will tell. */
+static skep_status look_at(const char *path, enum content *out, struct skep_error *err)
+{
+    static const char npy[] = "\x93NUMPY";
+    const size_t header_at = 8; /* behind the length of the header, which is JSON */
+    struct file_map map;
+    skep_status rc = file_map(&map, path, err);
+
+    if (rc != SKEP_OK)
+        return rc;
+    *out = CONTENT_NEITHER;
+    if (map.len >= sizeof(npy) - 1 && memcmp(map.data, npy, sizeof(npy) - 1) == 0)
+        *out = CONTENT_NPY;
+    else if (map.len > header_at && map.data[header_at] == '{')
+        *out = CONTENT_SAFETENSORS;
+    file_unmap(&map);
+    return SKEP_OK;
+}
+
 skep_status tensor_file_open(struct tensor_file *out, const char *path, const char *role,
                              struct skep_error *err)
 {
-    skep_status rc;
+    enum content content;
+    skep_status rc = look_at(path, &content, err);
 
     *out = (struct tensor_file){0};
-    if (is_npy(path)) {
+    if (rc != SKEP_OK)
+        return rc;
+    if (content == CONTENT_NEITHER)
+        return error_set(err, SKEP_DATA_LOSS, "%s: is neither a .npy nor a .safetensors file",
+                         path);
+    if (content == CONTENT_NPY) {
         rc = skep_npy_load(path, &out->npy, err);
         if (rc == SKEP_OK)
             out->tensors[out->count++] = &out->npy->dl_tensor;
@@ -75,7 +158,7 @@ skep_status tensor_file_save(const char *path, const char *role, DLManagedTensor
     struct skep_named_tensor named[TENSOR_FILE_MAX];
     char names[TENSOR_FILE_MAX][NAME_BYTES];
 
-    if (is_npy(path)) {
+    if (ends_in(path, ".npy")) {
         if (count != 1)
             return error_set(err, SKEP_INVALID_ARGUMENT,
                              "%s: %zu tensors, a .npy file holds one; use .safetensors", path,

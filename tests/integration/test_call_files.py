@@ -80,6 +80,11 @@ def case_what_does_not_fit_the_expert_is_refused():
             return "--input", x
 
         refused_call(swarm, node, ["2 tensors", "expected 1"], "--input", two)
+        gap = swarm.path("gap.safetensors")
+        for names, text in ((("input.0", "input.2"), "holds input.2 but no input.1"),
+                            (("input.1",), "holds input.1 but no input.0")):
+            write_safetensors(gap, {name: ((2, HIDDEN), floats(2 * HIDDEN)) for name in names})
+            refused_call(swarm, node, [text], "--input", gap)
         refused_call(swarm, node, ["F64", "F32"], *shape(2, HIDDEN, letter="d"))
         refused_call(swarm, node, ["I64", "F32"], *shape(2, HIDDEN, letter="q"))
         refused_call(swarm, node, ["15", "16"], *shape(2, HIDDEN - 1))
@@ -139,6 +144,11 @@ def case_broken_files_are_named():
                  "text.npy": b"hello", "empty.safetensors": b"",
                  "huge.safetensors": struct.pack("<Q", 1 << 62) + b"{}",
                  "json.safetensors": struct.pack("<Q", 8) + b"{nothing"}
+        for name in ("empty.npy", "text.npy", "empty.safetensors"):
+            with open(swarm.path(name), "wb") as file:
+                file.write(cases[name])
+            refused_call(swarm, node, ["neither a .npy nor a .safetensors"], "--input",
+                         swarm.path(name))
         for name, content in cases.items():
             with open(swarm.path(name), "wb") as file:
                 file.write(content)

@@ -122,8 +122,12 @@ def case_bad_files_and_arguments_are_refused():
                 "--hidden-dim", "2")
         refused(1, ["layers.0.weight", "[8, 2]", "[16, 4]"], "import", w, "--uid", "e.1",
                 "--hidden-dim", "4", *base)
-        refused(3, ["missing"], "import", swarm.path("missing"), "--uid", "e.1", *base)
-        refused(3, ["e.1"], "export", "e.1", *base, "--output", w)
+        refused(1, ["missing"], "import", swarm.path("missing"), "--uid", "e.1", *base)
+        refused(1, ["e.1"], "export", "e.1", *base, "--output", w)
+        # The output is looked at first, whatever else is wrong.
+        refused(1, [swarm.folder, "folder"], "export", "e.1", *base, "--output", swarm.folder)
+        refused(1, [swarm.path("no/w.safetensors"), "cannot write there"], "export", "e.1", *base,
+                "--output", swarm.path("no/w.safetensors"))
         refused(1, ["../x"], "export", "../x", *base, "--output", w)
         assert os.listdir(folder) == []
 
@@ -257,7 +261,7 @@ def case_bad_models_are_refused():
             with open(path, "w") as file:
                 json.dump(index, file)
 
-        refuse(3, ["model.safetensors"], swarm.path("nothing"))
+        refuse(1, ["model.safetensors"], swarm.path("nothing"))
         names = []
         for i in range(6):
             names.append(swarm.path("model%d" % i))
@@ -268,7 +272,7 @@ def case_bad_models_are_refused():
         rewrite(names[1], lambda m: m.update({lost: "../model.safetensors"}))
         refuse(1, ["../model.safetensors"], names[1])
         rewrite(names[2], lambda m: m.update({lost: "gone.safetensors"}))
-        refuse(3, ["gone.safetensors"], names[2])
+        refuse(1, ["gone.safetensors"], names[2])
         rewrite(names[3], lambda m: m.update({lost: m["lm_head.weight"]}))
         refuse(1, [lost, "the index names"], names[3])
         with open(names[4] + "/model.safetensors.index.json", "w") as file:
