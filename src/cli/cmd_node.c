@@ -57,7 +57,6 @@ static const struct option_spec specs[] = {
     {.name = "swarm",
      .kind = OPTION_STRING,
      .placeholder = "NAME",
-     .check = options_check_swarm,
      .default_text = "skep",
      .help = "name of the swarm"},
     {.name = "swarm-key",
@@ -666,8 +665,8 @@ static int run(const struct options *o, struct skep_node *node)
         wait_stopped(o, node);
         if (json)
             print_stats(node, "stopped");
-    }
         rc = skep_node_run(node, &err); /* it has stopped: only whether all was saved */
+    }
     signals_end();
     if (rc == SKEP_CANCELLED) /* by a signal */
         log_info("node: stopped before it was up");
