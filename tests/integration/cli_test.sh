@@ -50,6 +50,29 @@ expect 0 'key of a private swarm' keygen --swarm-key "$work/swarm.key"
     failures=$((failures + 1))
 }
 
+# The scripts say how they are used, from wherever they are called.
+source_dir=$(cd "$(dirname "$0")/../.." && pwd)
+script() {
+    local code=$1 text=$2 folder=$3 output seen
+    shift 3
+    output=$(cd "$source_dir/$folder" && "$@" 2>&1 </dev/null)
+    seen=$?
+    if [ "$seen" -ne "$code" ] || ! grep -qF -- "$text" <<<"$output" || grep -q 'sed:' <<<"$output"; then
+        printf '%s: exit code %s, expected %s and "%s" in:\n%s\n' "$*" "$seen" "$code" "$text" \
+            "$output" >&2
+        failures=$((failures + 1))
+    fi
+}
+for folder in . deploy; do
+    path=./install-deps
+    [ "$folder" = deploy ] || path=./deploy/install-deps
+    script 2 'install-deps build' "$folder" "$path"
+    script 2 'install-deps build' "$folder" "$path" nonsense
+    script 0 'install-deps build' "$folder" "$path" --help
+done
+script 0 'tests/run --quick' . ./tests/run --help
+script 2 'tests/run --quick' tests ./run --nonsense
+
 # Every command has a help that starts with an example.
 for command in $("$skep" help | sed -n '/^Commands:/,/^$/s/^  \([a-z-]*\) .*/\1/p'); do
     [ "$command" = help ] || expect 0 'Example:' help "$command"
