@@ -35,6 +35,17 @@ install(TARGETS skep RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/skep" DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
         FILES_MATCHING PATTERN "*.h")
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/docs/" DESTINATION ${CMAKE_INSTALL_DOCDIR}
+        FILES_MATCHING PATTERN "*.md")
+
+# The unit names the program by its whole path, which is known when it is installed.
+set(skep_unit "${PROJECT_SOURCE_DIR}/deploy/systemd/skep-node.service")
+install(CODE "
+  set(unit \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/lib/systemd/system/skep-node.service\")
+  file(READ \"${skep_unit}\" text)
+  string(REPLACE /usr/local \"\${CMAKE_INSTALL_PREFIX}\" text \"\${text}\")
+  file(WRITE \"\${unit}\" \"\${text}\")
+  message(STATUS \"Installing: \${unit}\")")
 
 # The .pc file finds its prefix from where it lies: `cmake --install --prefix` may move it.
 if(IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}")

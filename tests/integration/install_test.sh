@@ -17,6 +17,13 @@ libdir=$(dirname "$(find "$prefix" -name 'libskep.so')")
 export PKG_CONFIG_PATH=$libdir/pkgconfig
 export LD_LIBRARY_PATH=$libdir
 
+# The unit starts the program that was installed, and points to manuals that are there.
+unit=$prefix/lib/systemd/system/skep-node.service
+grep -qxF "ExecStart=$prefix/bin/skep node --config /etc/skep/node.conf" "$unit"
+[ -x "$prefix/bin/skep" ]
+manual=$(sed -n 's/^Documentation=file://p' "$unit")
+[ -s "$manual" ] && [ -s "$(dirname "$manual")/protocol.md" ]
+
 # Every public header stands on its own, in C and in C++.
 for header in "$prefix"/include/skep/*.h; do
     name=skep/$(basename "$header")
