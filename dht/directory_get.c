@@ -325,6 +325,8 @@ bool request_wait(struct directory *d, struct request *r, request_enter_fn enter
 {
     struct inbox_helper helper;
 
+    /* The request ends, or is taken back by wait_end(), before this returns. */
+    /* cppcheck-suppress autoVariables */
     r->helper = &helper;
     inbox_help_begin(d->inbox, &helper);
     pthread_mutex_lock(&d->lock);

@@ -125,8 +125,11 @@ static skep_status publish(struct child *c, struct skep_error *err)
     struct record *records = mem_calloc(keys, sizeof(*records));
     skep_status rc = SKEP_OK;
 
-    if (declarations == NULL || records == NULL)
+    if (declarations == NULL || records == NULL) {
+        mem_free(declarations);
+        mem_free(records);
         return error_no_memory(err, "records", keys * sizeof(*records));
+    }
     for (size_t i = 0; i < ROUNDS * peers && rc == SKEP_OK; i++) {
         size_t peer = i % peers;
         size_t first = keys * peer / peers, end = keys * (peer + 1) / peers;

@@ -305,7 +305,7 @@ skep_status skep_node_load_experts(struct skep_node *node, const char *pattern,
                                    const struct skep_expert_options *training, size_t *count,
                                    struct skep_error *err)
 {
-    struct skep_error own; /* warnings need it */
+    struct skep_error own = {0}; /* warnings need it */
     struct skep_error *why = err != NULL ? err : &own;
     struct uid_pattern parsed;
     char **names = NULL;

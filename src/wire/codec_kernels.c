@@ -44,7 +44,7 @@ void codec_kernels_force(const struct codec_kernels *kernels)
 const struct codec_kernels *codec_kernels(void)
 {
     const struct codec_kernels *k = atomic_load_explicit(&chosen, memory_order_relaxed);
-    const struct codec_kernels *all[CODEC_KERNEL_SETS];
+    const struct codec_kernels *all[CODEC_KERNEL_SETS] = {NULL};
 
     if (k == NULL) {
         k = all[codec_kernels_all(all) - 1];
