@@ -502,9 +502,9 @@ static skep_status add_rows(struct bench_report *report, const struct plan *plan
     skep_status rc = SKEP_OK;
 
     snprintf(name, sizeof(name),
-             "%s %s, %" PRId64 " experts, %" PRId64 " x %" PRId64 " x %" PRId64 " rows; compute",
-             p->cls, p->backward ? "forward+backward" : "forward", p->experts, p->clients,
-             p->batches, p->rows);
+             "%s %s, %" PRId64 " expert%s, %" PRId64 " x %" PRId64 " x %" PRId64 " rows; compute",
+             p->cls, p->backward ? "forward+backward" : "forward", p->experts,
+             p->experts == 1 ? "" : "s", p->clients, p->batches, p->rows);
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]) && rc == SKEP_OK; i++)
         rc = add_row(report, rows[i].name, rows[i].unit, figures, plan->runs, rows[i].value,
                      rows[i].baseline, err);

@@ -238,8 +238,9 @@ static skep_status check_positional(const struct options *o, struct skep_error *
                          most == 0 ? "options only" : table->positional);
     }
     if (o->positional_count < least)
-        return error_set(err, SKEP_INVALID_ARGUMENT, "%zu arguments, expected %s",
-                         o->positional_count, table->positional);
+        return error_set(err, SKEP_INVALID_ARGUMENT, "%s, expected %s",
+                         o->positional_count == 0 ? "no argument" : "too few arguments",
+                         table->positional);
     return SKEP_OK;
 }
 

@@ -107,7 +107,12 @@ static int set_value(void *arg, const char *section, const char *name, const cha
         return 1;
     }
     text_quote(name, strlen(name), quoted);
-    if (i == option_total(table) || strcmp(name, "config") == 0 || strcmp(name, "help") == 0) {
+    if (strcmp(name, "config") == 0 || strcmp(name, "help") == 0) {
+        snprintf(where, sizeof(where), "%s: does not go into a file", quoted);
+        fail_line(r, where);
+        return 1;
+    }
+    if (i == option_total(table)) {
         snprintf(where, sizeof(where), "%s: unknown option of skep %s%s", quoted, table->command,
                  option_suggestion(table, name, "", hint, sizeof(hint)));
         fail_line(r, where);

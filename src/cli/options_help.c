@@ -76,14 +76,34 @@ static void describe_value(const struct option_table *table, const struct option
         snprintf(out, cap, "%s", spec->help);
 }
 
+/* Appends choices too many for the left column to the explanation, where they can be wrapped. */
+static void append_choices(const char *choices, char *out, size_t cap)
+{
+    size_t used = strlen(out);
+
+    used += (size_t)snprintf(out + used, cap - used, "; NAME: ");
+    for (; *choices != '\0' && used + 3 < cap; choices++) {
+        out[used++] = *choices == '|' ? ',' : *choices;
+        if (*choices == '|')
+            out[used++] = ' ';
+    }
+    if (used < cap)
+        out[used] = '\0';
+}
+
 static void print_option(const struct option_table *table, const struct option_spec *spec,
                          FILE *out)
 {
     char left[128], right[1024];
     const char *value = placeholder(spec);
+    bool is_long = spec->kind == OPTION_CHOICE && strlen(value) > HELP_WIDTH - HELP_COLUMN;
 
+    if (is_long)
+        value = "NAME";
     snprintf(left, sizeof(left), "  --%s%s%s", spec->name, value[0] != '\0' ? " " : "", value);
     describe_value(table, spec, right, sizeof(right));
+    if (is_long)
+        append_choices(spec->choices, right, sizeof(right));
     int used = fprintf(out, "%s", left);
     if (used >= HELP_COLUMN) {
         fputc('\n', out);

@@ -179,7 +179,7 @@ skep_status skep_client_wait_joined(struct skep_client *client, uint32_t timeout
     if (swarm_wait_joined(client->swarm, clock_deadline_us(timeout_ms)))
         return SKEP_OK;
     return error_set(err, SKEP_DEADLINE_EXCEEDED,
-                     "swarm %s: no DHT peer answered within %u ms; still trying",
+                     "swarm %s: no DHT peer answered within %u ms",
                      client->swarm_name, timeout_ms);
 }
 

@@ -104,11 +104,11 @@ skep_status memory_check(const struct memory_sum *sum, int64_t max_batch_size, u
         return SKEP_OK;
     return error_set(
         err, SKEP_RESOURCE_EXHAUSTED,
-        "node: %" PRIu64 " experts need %" PRIu64 " MiB of memory, expected at most "
+        "node: %" PRIu64 " expert%s %" PRIu64 " MiB of memory, expected at most "
         "%" PRIu64 " (%s): parameters and optimizer state %" PRIu64 ", gradients %" PRIu64
         ", a copy for saving %" PRIu64 ", a batch of %" PRId64 " rows %" PRIu64
         "; fewer experts, a smaller hidden_dim or a smaller max_batch_size would fit",
-        sum->experts, mib(peak), limit >> 20, max_memory > 0 ? "max_memory" : "what there is",
-        mib(sum->fixed), mib(sum->gradients), mib(sum->copy), max_batch_size,
-        mib(batch_bytes(sum, max_batch_size)));
+        sum->experts, sum->experts == 1 ? " needs" : "s need", mib(peak), limit >> 20,
+        max_memory > 0 ? "max_memory" : "what there is", mib(sum->fixed), mib(sum->gradients),
+        mib(sum->copy), max_batch_size, mib(batch_bytes(sum, max_batch_size)));
 }

@@ -36,6 +36,10 @@ expect 2 '"extra": unexpected argument' keygen extra
 echo 'identty = x' >"$work/conf"
 expect 2 "$work/conf:1: \"identty\": unknown option of skep keygen, did you mean identity?" \
     keygen --config "$work/conf"
+printf 'help = yes\n' >"$work/conf"
+expect 2 "$work/conf:1: \"help\": does not go into a file" keygen --config "$work/conf"
+expect 0 'ffn_small_batch_512clients_32handlers,' bench throughput --help
+expect 2 'no argument, expected UID' call
 expect 2 'cannot open' keygen --config "$work/absent"
 
 expect 0 'identity of peer ' keygen --identity "$work/node.key"
