@@ -1,4 +1,5 @@
 /* skep keygen: key files of nodes and private swarms. */
+#include <jansson.h>
 #include <stdio.h>
 
 #include "cli/command.h"
@@ -16,6 +17,7 @@ static const struct option_spec specs[] = {
      .kind = OPTION_STRING,
      .placeholder = "PATH",
      .help = "write the key of a private swarm here; every node and client needs a copy"},
+    {.name = "json", .kind = OPTION_FLAG, .help = "print what was made as JSON"},
 };
 
 static const struct option_table table = {
@@ -28,7 +30,8 @@ static const struct option_table table = {
     .count = OPTION_COUNT(specs),
 };
 
-static skep_status make_identity(const char *path, struct skep_error *err)
+/* @param json  what was made is put in here; NULL: it is printed. */
+static skep_status make_identity(const char *path, json_t *json, struct skep_error *err)
 {
     struct identity id;
     char text[PEER_ID_HEX_BYTES];
@@ -39,17 +42,22 @@ static skep_status make_identity(const char *path, struct skep_error *err)
     rc = identity_save(&id, path, err);
     if (rc == SKEP_OK) {
         peer_id_hex(id.peer_id, text);
-        printf("%s: identity of peer %s\n", path, text);
+        json_object_set_new(json, "identity", json_string(path));
+        json_object_set_new(json, "peer_id", json_string(text));
+        if (json == NULL)
+            printf("%s: identity of peer %s\n", path, text);
     }
     identity_wipe(&id);
     return rc;
 }
 
-static skep_status make_swarm_key(const char *path, struct skep_error *err)
+static skep_status make_swarm_key(const char *path, json_t *json, struct skep_error *err)
 {
     skep_status rc = swarm_key_create(path, err);
 
     if (rc == SKEP_OK)
+        json_object_set_new(json, "swarm_key", json_string(path));
+    if (rc == SKEP_OK && json == NULL)
         printf("%s: key of a private swarm\n", path);
     return rc;
 }
@@ -69,11 +77,16 @@ int cmd_keygen(int argc, char **argv)
         return cli_usage_error(table.command, "nothing to make, expected --identity or "
                                               "--swarm-key");
     }
+    json_t *json = options_flag(&o, "json") ? json_object() : NULL;
     skep_status rc = identity_system_init(&err);
     if (rc == SKEP_OK && identity != NULL)
-        rc = make_identity(identity, &err);
+        rc = make_identity(identity, json, &err);
     if (rc == SKEP_OK && swarm_key != NULL)
-        rc = make_swarm_key(swarm_key, &err);
+        rc = make_swarm_key(swarm_key, json, &err);
+    if (json != NULL && json_object_size(json) > 0) /* also if the second one failed */
+        json_print(json, stdout);
+    else
+        json_decref(json);
     options_free(&o);
     return rc == SKEP_OK ? CLI_DONE : cli_fail_before(table.command, &err);
 }

@@ -45,6 +45,8 @@ expect 2 'cannot open' keygen --config "$work/absent"
 expect 0 'identity of peer ' keygen --identity "$work/node.key"
 expect 1 "$work/node.key" keygen --identity "$work/node.key"
 expect 0 'key of a private swarm' keygen --swarm-key "$work/swarm.key"
+expect 0 '"peer_id": "' keygen --identity "$work/json.key" --swarm-key "$work/json.swarm" --json
+expect 1 '"identity": "' keygen --identity "$work/other.key" --swarm-key "$work/swarm.key" --json
 [ "$(stat -c %a "$work/node.key" "$work/swarm.key" | sort -u)" = 600 ] || {
     echo 'key files have other modes than 600' >&2
     failures=$((failures + 1))
