@@ -363,7 +363,12 @@ void opendht_ext_listen_stop(dht_runner *runner, struct opendht_ext_listen *list
     const std::unique_ptr<opendht_ext_listen> owned(listen);
 
     try {
-        if (owned)
+        if (!owned)
+            return;
+        /* Started long ago, as a rule: then the number will do, and nothing is shared any more. */
+        if (owned->token.wait_for(std::chrono::seconds(0)) == std::future_status::ready)
+            unwrap(runner)->cancelListen(owned->key, owned->token.get());
+        else
             unwrap(runner)->cancelListen(owned->key, owned->token);
     } catch (...) {
         /* It ends with the runner. */

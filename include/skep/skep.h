@@ -16,5 +16,6 @@
 #include <skep/status.h>
 #include <skep/tensor.h>
 #include <skep/tracker.h>
+#include <skep/watch.h>
 
 #endif

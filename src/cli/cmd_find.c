@@ -6,8 +6,10 @@
 #include "base/error.h"
 #include "cli/client_options.h"
 #include "cli/command.h"
+#include "cli/find_prefix.h"
 #include "cli/options.h"
 #include "cli/output.h"
+#include "cli/signals.h"
 #include "dht/record.h"
 #include "dht/uid.h"
 
@@ -18,27 +20,33 @@ static const struct option_spec specs[] = {
      .kind = OPTION_STRING,
      .placeholder = "KEY",
      .help = "list what the trackers of the swarm hold under this key, instead of experts"},
+    {.name = "watch",
+     .kind = OPTION_FLAG,
+     .help = "with a prefix: stay, and show what appears, changes and goes"},
     CLIENT_OPTION_SPECS,
 };
 
 static const struct option_table table = {
     .command = "find",
     .summary =
-        "Looks experts up by UID and lists the nodes that serve them, freshest first; or, "
-        "with --resource, what trackers hold under a key. Exit code 3 if an expert is served "
-        "by nobody, or no tracker has the key.",
+        "Looks experts up by UID, or lists those under a prefix (it ends with a dot), with the "
+        "nodes that serve them, freshest first; or, with --resource, what trackers hold under a "
+        "key. Exit code 3 if an expert is served by nobody, nothing is under the prefix, or no "
+        "tracker has the key.",
     .example = "skep find ffn.0.0 ffn.0.1 --initial-peers 192.0.2.10:4222\n"
+               "skep find ffn. --watch --initial-peers 192.0.2.10:4222\n"
                "skep find --resource rpi4 --initial-peers tracker://192.0.2.10:9190",
     .specs = specs,
     .count = OPTION_COUNT(specs),
-    .positional = "UID...",
+    .positional = "UID...|PREFIX",
     .positional_min = 0,
     .positional_max = -1,
 };
 
 struct findings {
-    const char *const *uids; /* view of the options */
+    const char **uids; /* view of the options or the list */
     size_t count;
+    bool listed;                         /* under a prefix, not asked for one by one */
     struct skep_remote_expert **experts; /* owned, and each owned or NULL */
     skep_status *statuses;               /* owned */
 };
@@ -98,9 +106,22 @@ static void print_table(const struct findings *f)
     table_free(t);
 }
 
+/* A single argument that ends with a dot. */
+static bool is_prefix(const struct options *o)
+{
+    const char *text = o->positional_count == 1 ? o->positional[0] : "";
+    size_t len = strnlen(text, UID_BYTES);
+
+    return len > 0 && text[len - 1] == '.' && uid_prefix_is_valid(text, len);
+}
+
 /* Bad UIDs are the caller's mistake: said before anything is asked. */
 static int check_uids(const struct options *o)
 {
+    if (is_prefix(o))
+        return CLI_DONE;
+    if (options_flag(o, "watch"))
+        return cli_usage_error(table.command, "--watch needs a prefix, such as \"ffn.\"");
     for (size_t i = 0; i < o->positional_count; i++) {
         struct uid parsed;
         struct skep_error err;
@@ -110,9 +131,26 @@ static int check_uids(const struct options *o)
     return CLI_DONE;
 }
 
+/* A prefix may still list what has just gone. */
+static void drop_absent(struct findings *f)
+{
+    size_t kept = 0;
+
+    for (size_t i = 0; i < f->count; i++) {
+        if (f->statuses[i] == SKEP_NOT_FOUND)
+            continue;
+        const char *uid = f->uids[i]; /* swapped, so that each stays in its list */
+        f->uids[i] = f->uids[kept];
+        f->uids[kept] = uid;
+        f->experts[kept] = f->experts[i];
+        f->statuses[kept++] = f->statuses[i];
+    }
+    f->count = kept;
+}
+
 static int worst_code(const struct findings *f)
 {
-    int code = CLI_DONE;
+    int code = f->count > 0 ? CLI_DONE : CLI_NOT_FOUND;
 
     for (size_t i = 0; i < f->count; i++)
         if (f->statuses[i] == SKEP_NOT_FOUND)
@@ -120,25 +158,76 @@ static int worst_code(const struct findings *f)
     return code;
 }
 
-static int find_all(const struct options *o, struct findings *f)
+static int find_all(const struct options *o, struct skep_client *client, struct findings *f)
 {
-    struct skep_client *client;
     struct skep_error err = {0};
-    int code = client_from_options(table.command, o, false, &client);
 
-    if (code != CLI_DONE)
-        return code;
+    f->experts = mem_calloc(f->count + 1, sizeof(struct skep_remote_expert *));
+    f->statuses = mem_calloc(f->count + 1, sizeof(skep_status));
+    if (f->experts == NULL || f->statuses == NULL) {
+        error_no_memory(&err, "look-up", f->count * sizeof(*f->experts));
+        return cli_fail(table.command, &err);
+    }
     skep_status rc =
         skep_client_find_many(client, f->uids, f->count, (uint32_t)options_int(o, "timeout"),
                               f->experts, f->statuses, &err);
+    if (f->listed)
+        drop_absent(f);
     if (options_flag(o, "json"))
         print_json(f);
     else
         print_table(f);
-    code = rc == SKEP_OK ? worst_code(f) : cli_fail(table.command, &err);
+    int code = rc == SKEP_OK ? worst_code(f) : cli_fail(table.command, &err);
     for (size_t i = 0; i < f->count; i++)
         skep_remote_expert_free(f->experts[i]);
+    mem_free(f->experts);
+    mem_free(f->statuses);
+    return code;
+}
+
+/* Lists a prefix, and looks up what it lists: so the class is known, and that each is there. */
+static int list_prefix(const struct options *o, struct skep_client *client)
+{
+    struct uid_list list;
+    struct skep_error err = {0};
+    const char *prefix = o->positional[0];
+    int code = CLI_NOT_FOUND;
+    skep_status rc =
+        uid_list_read(&list, client, prefix, (uint32_t)options_int(o, "timeout"), &err);
+
+    if (rc != SKEP_OK) {
+        code = cli_fail(table.command, &err);
+    } else if (list.count > 0) {
+        struct findings f = {.uids = (const char **)list.uids, .count = list.count, .listed = true};
+        code = find_all(o, client, &f);
+    } else if (options_flag(o, "json")) {
+        json_print(json_array(), stdout);
+    } else {
+        error_set(&err, SKEP_NOT_FOUND, "nothing is served under %s", prefix);
+        code = cli_fail(table.command, &err);
+    }
+    uid_list_free(&list);
+    return code;
+}
+
+static int find_experts(const struct options *o)
+{
+    struct skep_client *client;
+    struct findings f = {.uids = (const char **)o->positional, .count = o->positional_count};
+    bool watch = options_flag(o, "watch");
+
+    if (watch)
+        signals_begin(NULL, NULL); /* before any thread: they all inherit it blocked */
+    int code = client_from_options(table.command, o, false, &client);
+    if (code == CLI_DONE && watch)
+        code = find_prefix_watch(table.command, o, client, o->positional[0]);
+    else if (code == CLI_DONE && is_prefix(o))
+        code = list_prefix(o, client);
+    else if (code == CLI_DONE)
+        code = find_all(o, client, &f);
     skep_client_free(client);
+    if (watch)
+        signals_end();
     return code;
 }
 
@@ -235,21 +324,11 @@ int cmd_find(int argc, char **argv)
 
     if (!options_begin(&o, &table, argc, argv, &code))
         return code;
-    struct findings f = {
-        .uids = (const char *const *)o.positional,
-        .count = o.positional_count,
-        .experts = mem_calloc(o.positional_count, sizeof(struct skep_remote_expert *)),
-        .statuses = mem_calloc(o.positional_count, sizeof(skep_status)),
-    };
     code = check_usage(&o);
     if (code == CLI_DONE && options_string(&o, "resource") != NULL)
         code = find_resources(&o);
-    else if (code == CLI_DONE && f.experts != NULL && f.statuses != NULL)
-        code = find_all(&o, &f);
     else if (code == CLI_DONE)
-        code = CLI_FAILED;
-    mem_free(f.experts);
-    mem_free(f.statuses);
+        code = find_experts(&o);
     options_free(&o);
     return code;
 }

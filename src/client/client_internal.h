@@ -54,6 +54,8 @@ struct skep_remote_expert {
     atomic_int compression, grad_compression;
 };
 
+/* One of them in the words of the public API. */
+void provider_publish(const struct provider *provider, struct skep_provider *out);
 /* Copies a list; false if memory is short (*out is empty then). */
 bool provider_list_copy(struct provider_list *out, const struct provider *items, size_t count);
 

@@ -97,6 +97,15 @@ void remote_expert_update(struct skep_remote_expert *expert, const struct provid
     mem_free(old);
 }
 
+void provider_publish(const struct provider *p, struct skep_provider *out)
+{
+    *out = (struct skep_provider){.expires_at = p->expires_at};
+    peer_id_hex(p->peer_id, out->peer_id);
+    if (p->endpoint_count > 0)
+        endpoint_format(&p->endpoints[0], out->endpoint);
+    snprintf(out->cls, sizeof(out->cls), "%s", p->cls);
+}
+
 size_t skep_remote_expert_providers(const struct skep_remote_expert *expert,
                                     struct skep_provider *out, size_t cap)
 {
@@ -105,13 +114,9 @@ size_t skep_remote_expert_providers(const struct skep_remote_expert *expert,
     pthread_mutex_lock(&shared->lock);
     size_t count = shared->providers.count;
     for (size_t i = 0; i < count && i < cap; i++) {
-        const struct provider *p = &shared->providers.items[i];
-        out[i] = (struct skep_provider){.expires_at = p->expires_at};
-        if (!expert->any_peer)
-            peer_id_hex(p->peer_id, out[i].peer_id);
-        if (p->endpoint_count > 0)
-            endpoint_format(&p->endpoints[0], out[i].endpoint);
-        snprintf(out[i].cls, sizeof(out[i].cls), "%s", p->cls);
+        provider_publish(&shared->providers.items[i], &out[i]);
+        if (expert->any_peer)
+            out[i].peer_id[0] = '\0';
     }
     pthread_mutex_unlock(&shared->lock);
     return count;

@@ -1,0 +1,107 @@
+/* skep peers: the nodes of a swarm, their state and load, and how far away they are. */
+#include <inttypes.h>
+#include <string.h>
+#include <time.h>
+
+#include <skep/watch.h>
+#include "cli/client_options.h"
+#include "cli/command.h"
+#include "cli/options.h"
+#include "cli/output.h"
+
+enum { PEER_ID_SHOWN = 12 };
+
+static const struct option_spec specs[] = {
+    {.name = "no-ping", .kind = OPTION_FLAG, .help = "do not dial the nodes"},
+    CLIENT_OPTION_SPECS,
+};
+
+static const struct option_table table = {
+    .command = "peers",
+    .summary =
+        "Lists the nodes of a swarm: state, version, experts, load, and the round trip to each. "
+        "Exit code 3 if there are none.",
+    .example = "skep peers --initial-peers 192.0.2.10:4222",
+    .specs = specs,
+    .count = OPTION_COUNT(specs),
+};
+
+static void print_json(const struct skep_peer *peers, size_t count)
+{
+    json_t *all = json_array();
+
+    for (size_t i = 0; i < count; i++) {
+        const struct skep_peer *p = &peers[i];
+        json_array_append_new(
+            all, json_pack("{s:s, s:s, s:s, s:s, s:I, s:f, s:I, s:I, s:s, s:o}", "peer_id",
+                           p->peer_id, "endpoint", p->endpoint, "state", p->state, "version",
+                           p->version, "experts", (json_int_t)p->experts, "examples_per_s",
+                           p->examples_per_second, "queued_tasks", (json_int_t)p->queued_tasks,
+                           "expires_at", (json_int_t)p->expires_at, "reached",
+                           skep_status_name(p->reached), "round_trip_ms",
+                           p->reached == SKEP_OK ? json_real(p->round_trip_ms) : json_null()));
+    }
+    json_print(all, stdout);
+}
+
+static void print_table(const struct skep_peer *peers, size_t count)
+{
+    static const char *const headers[] = {"node",        "state",    "version",     ">experts",
+                                          ">examples/s", ">waiting", ">round trip", "endpoint"};
+    struct table *t = table_new(headers, OPTION_COUNT(headers));
+
+    for (size_t i = 0; i < count; i++) {
+        const struct skep_peer *p = &peers[i];
+        table_cell(t, "%.*s", PEER_ID_SHOWN, p->peer_id);
+        table_cell(t, "%s", p->state);
+        table_cell(t, "%s", p->version);
+        table_cell(t, "%" PRIu32, p->experts);
+        table_cell(t, "%.1f", p->examples_per_second);
+        table_cell(t, "%" PRIu32, p->queued_tasks);
+        if (p->reached == SKEP_OK)
+            table_cell(t, "%.2f ms", p->round_trip_ms);
+        else
+            table_cell(t, "%s", p->reached == SKEP_CANCELLED ? "-" : skep_status_text(p->reached));
+        table_cell(t, "%s", p->endpoint);
+    }
+    table_print(t, stdout);
+    table_free(t);
+}
+
+static int list_peers(const struct options *o)
+{
+    struct skep_client *client;
+    struct skep_peer *peers;
+    size_t count;
+    struct skep_error err = {0};
+    bool json = options_flag(o, "json");
+    int code = client_from_options(table.command, o, false, &client);
+
+    if (code != CLI_DONE)
+        return code;
+    skep_status rc = skep_client_peers(client, !options_flag(o, "no-ping"),
+                                       (uint32_t)options_int(o, "timeout"), &peers, &count, &err);
+    if (json && (rc == SKEP_OK || rc == SKEP_NOT_FOUND))
+        print_json(peers, count);
+    else if (rc == SKEP_OK)
+        print_table(peers, count);
+    if (rc == SKEP_NOT_FOUND && json)
+        code = CLI_NOT_FOUND;
+    else if (rc != SKEP_OK)
+        code = cli_fail(table.command, &err);
+    skep_peers_free(peers);
+    skep_client_free(client);
+    return code;
+}
+
+int cmd_peers(int argc, char **argv)
+{
+    struct options o;
+    int code;
+
+    if (!options_begin(&o, &table, argc, argv, &code))
+        return code;
+    code = list_peers(&o);
+    options_free(&o);
+    return code;
+}

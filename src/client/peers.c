@@ -1,0 +1,228 @@
+/* The nodes of a swarm: what they say of themselves, and how far away they are. */
+#include <skep/watch.h>
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/thread.h"
+#include "client/client_internal.h"
+#include "dht/directory_collect.h"
+
+/* Pings of all peers at once. A ping is sent twice: the first opens the connection. */
+struct pings {
+    pthread_mutex_t lock; /* guards all below */
+    pthread_cond_t changed;
+    size_t open;
+};
+
+struct ping {
+    struct pings *pings;
+    struct skep_client *client;
+    struct pool_target target;
+    struct skep_peer *peer;
+    uint64_t deadline_us, sent_us;
+    bool again;
+};
+
+static void send_ping(struct ping *p);
+
+static void ping_over(struct ping *p, skep_status status)
+{
+    pthread_mutex_lock(&p->pings->lock);
+    p->peer->reached = status;
+    p->pings->open--;
+    pthread_cond_signal(&p->pings->changed);
+    pthread_mutex_unlock(&p->pings->lock);
+}
+
+static void on_pong(void *arg, const struct reply_headers *reply, DLManagedTensor **tensors,
+                    bool sent, const struct skep_error *err)
+{
+    struct ping *p = arg;
+
+    (void)sent;
+    for (size_t i = 0; reply != NULL && i < reply->tensor_count; i++)
+        skep_tensor_free(tensors[i]);
+    if (reply == NULL || reply->status != SKEP_OK) {
+        ping_over(p, reply == NULL ? err->status : reply->status);
+    } else if (!p->again) {
+        p->again = true;
+        send_ping(p);
+    } else {
+        p->peer->round_trip_ms = (double)(clock_mono_us() - p->sent_us) / 1000.0;
+        ping_over(p, SKEP_OK);
+    }
+}
+
+static void send_ping(struct ping *p)
+{
+    static const struct call_headers headers = {.method = "ping"};
+    struct skep_error err = {0};
+
+    p->sent_us = clock_mono_us();
+    skep_status rc = pool_call(p->client->pool, &p->target, &headers, NULL, p->deadline_us, on_pong,
+                               p, NULL, &err);
+    if (rc != SKEP_OK)
+        ping_over(p, rc);
+}
+
+static void fill_target(struct pool_target *target, const struct record *record, bool loopback)
+{
+    const struct record_node *node = &record->node;
+
+    *target = (struct pool_target){.has_peer_id = true, .no_loopback = !loopback};
+    target->aes_gcm = (node->features & RECORD_FEATURE_AES_GCM) != 0;
+    memcpy(target->peer_id, record->peer_id, PEER_ID_BYTES);
+    for (size_t i = 0; i < node->endpoint_count && i < POOL_MAX_ENDPOINTS; i++)
+        target->endpoints[target->endpoint_count++] = node->endpoints[i];
+}
+
+static void fill_peer(struct skep_peer *out, const struct record *record)
+{
+    const struct record_node *node = &record->node;
+
+    *out = (struct skep_peer){
+        .experts = node->expert_count,
+        .examples_per_second = node->load.examples_per_s,
+        .queued_tasks = node->load.queued_tasks,
+        .expires_at = record->expires_at,
+        .reached = SKEP_CANCELLED,
+    };
+    peer_id_hex(record->peer_id, out->peer_id);
+    endpoint_format(&node->endpoints[0], out->endpoint);
+    snprintf(out->state, sizeof(out->state), "%s", node->state);
+    snprintf(out->version, sizeof(out->version), "%s", node->version);
+}
+
+/* Pings those that have not said goodbye, and waits for all of them. */
+static skep_status ping_all(struct skep_client *client, const struct record *const *records,
+                            struct skep_peer *peers, size_t count, uint64_t deadline_us,
+                            struct skep_error *err)
+{
+    struct ping *list = mem_calloc(count, sizeof(*list));
+    struct pings pings = {.open = count};
+
+    if (list == NULL)
+        return error_no_memory(err, "pings", count * sizeof(*list));
+    pthread_mutex_init(&pings.lock, NULL);
+    cond_init(&pings.changed);
+    for (size_t i = 0; i < count; i++) {
+        struct ping *p = &list[i];
+        *p = (struct ping){
+            .pings = &pings, .client = client, .peer = &peers[i], .deadline_us = deadline_us};
+        if (strcmp(peers[i].state, "offline") == 0) {
+            ping_over(p, SKEP_CANCELLED);
+            continue;
+        }
+        fill_target(&p->target, records[i], swarm_record(client->swarm)->loopback);
+        send_ping(p);
+    }
+    pthread_mutex_lock(&pings.lock);
+    while (pings.open > 0) /* each ends by the deadline */
+        pthread_cond_wait(&pings.changed, &pings.lock);
+    pthread_mutex_unlock(&pings.lock);
+    pthread_cond_destroy(&pings.changed);
+    pthread_mutex_destroy(&pings.lock);
+    mem_free(list);
+    return SKEP_OK;
+}
+
+static int by_peer_newest_first(const void *a, const void *b)
+{
+    const struct record *x = *(const struct record *const *)a;
+    const struct record *y = *(const struct record *const *)b;
+    int order = memcmp(x->peer_id, y->peer_id, PEER_ID_BYTES);
+
+    return order != 0 ? order : x->seq > y->seq ? -1 : x->seq < y->seq;
+}
+
+/* The newest record of each node, sorted by peer id. @param out owned, views of the answers. */
+static skep_status list_records(const struct collect_result *answers, const struct record ***out,
+                                size_t *count, struct skep_error *err)
+{
+    size_t all = 0, n = 0, kept = 0;
+
+    for (unsigned i = 0; i < RECORD_SHARDS; i++)
+        all += answers[i].records != NULL ? answers[i].records->count : 0;
+    const struct record **list = mem_calloc(all + 1, sizeof(*list));
+    if (list == NULL)
+        return error_no_memory(err, "nodes", all * sizeof(*list));
+    for (unsigned i = 0; i < RECORD_SHARDS; i++)
+        for (size_t k = 0; answers[i].records != NULL && k < answers[i].records->count; k++)
+            list[n++] = &answers[i].records->items[k].record;
+    if (n > 1)
+        qsort(list, n, sizeof(*list), by_peer_newest_first);
+    for (size_t i = 0; i < n; i++)
+        if (kept == 0 || memcmp(list[kept - 1]->peer_id, list[i]->peer_id, PEER_ID_BYTES) != 0)
+            list[kept++] = list[i];
+    *out = list;
+    *count = kept;
+    return SKEP_OK;
+}
+
+static skep_status nothing_found(const struct skep_client *client,
+                                 const struct collect_result *answers, struct skep_error *err)
+{
+    skep_status status = SKEP_NOT_FOUND;
+
+    for (unsigned i = 0; i < RECORD_SHARDS; i++)
+        if (answers[i].status != SKEP_OK && answers[i].status != SKEP_NOT_FOUND)
+            status = answers[i].status;
+    return error_set(err, status, "nodes of swarm %s: %s", client->swarm_name,
+                     status == SKEP_NOT_FOUND     ? "none is published"
+                     : status == SKEP_UNAVAILABLE ? "no DHT peer answers"
+                                                  : skep_status_text(status));
+}
+
+skep_status skep_client_peers(struct skep_client *client, bool ping, uint32_t timeout_ms,
+                              struct skep_peer **out, size_t *count, struct skep_error *err)
+{
+    uint64_t deadline_us = clock_deadline_us(timeout_ms != 0 ? timeout_ms : client->timeout_ms);
+    struct collect_result answers[RECORD_SHARDS] = {0};
+    uint8_t keys[RECORD_SHARDS * RECORD_KEY_BYTES];
+    const struct record **records = NULL;
+    struct skep_peer *peers = NULL;
+
+    *out = NULL;
+    *count = 0;
+    if (client->swarm == NULL)
+        return error_set(err, SKEP_FAILED_PRECONDITION,
+                         "client: started without the DHT, so no nodes can be listed");
+    for (unsigned i = 0; i < RECORD_SHARDS; i++)
+        record_key_nodes_shard(swarm_record(client->swarm), i, keys + i * RECORD_KEY_BYTES);
+    skep_status rc = directory_collect(swarm_directory(client->swarm), RECORD_NODE, keys,
+                                       RECORD_SHARDS, "nodes", deadline_us, answers, err);
+    size_t n = 0;
+    if (rc == SKEP_OK)
+        rc = list_records(answers, &records, &n, err);
+    if (rc == SKEP_OK && n == 0)
+        rc = nothing_found(client, answers, err);
+    if (rc == SKEP_OK) {
+        peers = mem_calloc(n, sizeof(*peers));
+        rc = peers == NULL ? error_no_memory(err, "nodes", n * sizeof(*peers)) : SKEP_OK;
+    }
+    for (size_t i = 0; rc == SKEP_OK && i < n; i++)
+        fill_peer(&peers[i], records[i]);
+    if (rc == SKEP_OK && ping)
+        rc = ping_all(client, records, peers, n, deadline_us, err);
+    if (rc == SKEP_OK) {
+        *out = peers;
+        *count = n;
+    } else {
+        mem_free(peers);
+    }
+    mem_free(records);
+    for (unsigned i = 0; i < RECORD_SHARDS; i++)
+        collection_unref(answers[i].records);
+    return rc;
+}
+
+void skep_peers_free(struct skep_peer *peers)
+{
+    mem_free(peers);
+}

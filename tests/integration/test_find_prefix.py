@@ -1,0 +1,143 @@
+"""What is under a prefix, once and live; and which nodes there are."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+
+from swarm import PATIENCE, SKEP, Swarm, main, refused, run, timeout_option, until
+
+GRID = ["ffn.0.0", "ffn.0.1", "ffn.1.10", "ffn.1.2"]
+
+
+def find_prefix(peer, prefix, code=(0, 3), *more):
+    out, _ = run("find", prefix, "--initial-peers", peer, "--json", timeout_option(15), *more,
+                 code=code)
+    return json.loads(out)
+
+
+def until_listed(peer, prefix, uids):
+    until(lambda: [e["uid"] for e in find_prefix(peer, prefix)] == uids, 40,
+          "%s lists %s" % (prefix, uids))
+
+
+class Watcher:
+    """`skep find PREFIX --watch --json`, and what it tells."""
+
+    def __init__(self, peer, prefix):
+        self.popen = subprocess.Popen(
+            [SKEP, "find", prefix, "--watch", "--json", "--initial-peers", peer],
+            stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+        self.events = []
+        self.rest = b""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.popen.poll() is None:
+            self.popen.kill()
+        self.popen.wait()
+        self.popen.stdout.close()
+
+    def read(self, seconds):
+        ready, _, _ = select.select([self.popen.stdout], [], [], seconds)
+        if not ready:
+            return
+        piece = os.read(self.popen.stdout.fileno(), 65536)
+        assert piece, "the watcher ended with %s" % self.popen.wait()
+        lines = (self.rest + piece).split(b"\n")
+        self.rest = lines.pop()
+        self.events += [json.loads(line) for line in lines]
+
+    def until(self, event, uids, seconds):
+        """Waits for this event of each of these UIDs; returns how long it took."""
+        start = time.monotonic()
+        while True:
+            seen = {e["uid"] for e in self.events if e["event"] == event}
+            if seen >= set(uids):
+                self.events = []
+                return time.monotonic() - start
+            left = start + seconds * PATIENCE - time.monotonic()
+            assert left > 0, "not %s within %s s: %s; told: %s" % (event, seconds, uids, self.events)
+            self.read(left)
+
+
+def case_a_prefix_is_listed():
+    with Swarm() as swarm:
+        bootstrap = swarm.bootstrap()
+        a = swarm.node("a", GRID[:2], [bootstrap.peer])
+        b = swarm.node("b", GRID[2:] + ["att.7"], [bootstrap.peer], cls="ffn")
+        ordered = ["ffn.0.0", "ffn.0.1", "ffn.1.2", "ffn.1.10"]
+        until_listed(bootstrap.peer, "ffn.", ordered)
+        until_listed(a.peer, "ffn.1.", ordered[2:])
+        until_listed(bootstrap.peer, "att.", ["att.7"])
+        found = {e["uid"]: e for e in find_prefix(bootstrap.peer, "ffn.", 0)}
+        for uid, node, cls in (("ffn.0.1", a, "nop"), ("ffn.1.2", b, "ffn")):
+            assert found[uid]["status"] == "OK", found
+            assert [(p["peer_id"], p["endpoint"], p["class"]) for p in found[uid]["providers"]] == \
+                [(node.facts["peer_id"], node.endpoint, cls)], found
+        out, _ = run("find", "ffn.", "--initial-peers", bootstrap.peer)
+        assert [line.split()[0] for line in out.splitlines()[1:]] == ordered, out
+        assert find_prefix(bootstrap.peer, "nothing.", 3) == []
+        refused(3, "nothing.", "find", "nothing.", "--initial-peers", bootstrap.peer)
+        refused(2, "--watch", "find", "ffn.0.0", "--watch", "--initial-peers", bootstrap.peer)
+        refused(2, "expert UID", "find", "ffn.", "ffn.0.0", "--initial-peers", bootstrap.peer)
+
+
+def case_a_watched_prefix_stays_live():
+    with Swarm() as swarm:
+        bootstrap = swarm.bootstrap()
+        with Watcher(bootstrap.peer, "ffn.") as watcher:
+            a = swarm.node("a", GRID[:2], [bootstrap.peer])
+            watcher.until("appeared", GRID[:2], 30)
+            b = swarm.node("b", GRID[1:], [bootstrap.peer])
+            watcher.until("appeared", GRID[2:], 30)
+            # Records live for a minute: what is told before was told by the node that stops.
+            assert a.stop() == 0
+            took = watcher.until("gone", GRID[:1], 20)
+            b.kill()
+            killed = time.monotonic()
+            watcher.until("gone", GRID[1:], 90)
+            watcher.popen.send_signal(signal.SIGINT)
+            assert watcher.popen.wait(20 * PATIENCE) == 0
+            return "ok, seen %.1f s after the goodbye, %.0f s after the kill" % (
+                took, time.monotonic() - killed)
+
+
+def peers_of(peer, *more):
+    out, _ = run("peers", "--initial-peers", peer, "--json", timeout_option(15), *more,
+                 code=(0, 3))
+    return {p["peer_id"]: p for p in json.loads(out)}
+
+
+def case_nodes_are_listed_with_their_round_trip():
+    with Swarm() as swarm:
+        bootstrap = swarm.bootstrap()
+        assert peers_of(bootstrap.peer) == {}
+        a = swarm.node("a", GRID[:3], [bootstrap.peer])
+        b = swarm.node("b", GRID[3:], [bootstrap.peer])
+        ids = {a.facts["peer_id"], b.facts["peer_id"]}
+        until(lambda: set(peers_of(bootstrap.peer)) == ids, 40, "both nodes are listed")
+        listed = peers_of(bootstrap.peer)
+        for node, experts in ((a, 3), (b, 1)):
+            entry = listed[node.facts["peer_id"]]
+            assert entry["state"] == "online" and entry["experts"] == experts, entry
+            assert entry["endpoint"] == node.endpoint and entry["version"], entry
+            assert entry["reached"] == "OK" and 0 < entry["round_trip_ms"] < 10000, entry
+        assert {p["reached"] for p in peers_of(bootstrap.peer, "--no-ping").values()} == \
+            {"CANCELLED"}
+        out, _ = run("peers", "--initial-peers", bootstrap.peer)
+        assert out.splitlines()[0].split()[:3] == ["node", "state", "version"], out
+        assert len(out.splitlines()) == 3, out
+        b.kill()
+        entry = peers_of(bootstrap.peer)[b.facts["peer_id"]]
+        assert entry["reached"] == "UNAVAILABLE" and entry["round_trip_ms"] is None, entry
+        assert a.stop() == 0
+        until(lambda: peers_of(bootstrap.peer)[a.facts["peer_id"]]["state"] == "offline", 20,
+              "the stopped node is offline")
+
+
+main(globals())
