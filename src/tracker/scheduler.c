@@ -10,7 +10,6 @@
 enum {
     DEFAULT_PER_OWNER = 4096,
     DEFAULT_MAX_BYTES = 256 << 20,
-    FIRST_HEAP_CAP = 4,
 };
 
 /* ---- life ---- */
@@ -211,172 +210,6 @@ static struct scheduler_item *new_item(struct scheduler *s, const struct tracker
     return item;
 }
 
-/* ---- requests ---- */
-
-static bool is_served_before(const struct scheduler_waiter *a, const struct scheduler_waiter *b)
-{
-    int order = tracker_priority_compare(a->priority, b->priority);
-
-    return order != 0 ? order > 0 : a->id < b->id;
-}
-
-static void heap_put(struct scheduler_key *key, size_t i, struct scheduler_waiter *w)
-{
-    key->heap[i] = w;
-    w->place = i;
-}
-
-static void sift_up(struct scheduler_key *key, size_t i, struct scheduler_waiter *w)
-{
-    while (i > 0 && is_served_before(w, key->heap[(i - 1) / 2])) {
-        heap_put(key, i, key->heap[(i - 1) / 2]);
-        i = (i - 1) / 2;
-    }
-    heap_put(key, i, w);
-}
-
-static void sift_down(struct scheduler_key *key, size_t i, struct scheduler_waiter *w)
-{
-    size_t count = key->facts.pending;
-
-    for (;;) {
-        size_t child = 2 * i + 1;
-        if (child >= count)
-            break;
-        if (child + 1 < count && is_served_before(key->heap[child + 1], key->heap[child]))
-            child++;
-        if (!is_served_before(key->heap[child], w))
-            break;
-        heap_put(key, i, key->heap[child]);
-        i = child;
-    }
-    heap_put(key, i, w);
-}
-
-static bool heap_reserve(struct scheduler *s, struct scheduler_key *key)
-{
-    size_t cap = key->heap_cap > 0 ? key->heap_cap * 2 : FIRST_HEAP_CAP;
-    size_t more = (cap - key->heap_cap) * sizeof(key->heap[0]);
-
-    if (key->facts.pending < key->heap_cap)
-        return true;
-    if (!scheduler_reserve(s, more))
-        return false;
-    struct scheduler_waiter **heap = mem_realloc(key->heap, cap * sizeof(key->heap[0]));
-    if (heap == NULL) {
-        scheduler_release(s, more);
-        return false;
-    }
-    key->heap = heap;
-    key->heap_cap = cap;
-    return true;
-}
-
-static void heap_add(struct scheduler *s, struct scheduler_key *key, struct scheduler_waiter *w)
-{
-    s->totals.pending++;
-    sift_up(key, key->facts.pending++, w);
-}
-
-static void heap_remove(struct scheduler *s, struct scheduler_waiter *w)
-{
-    struct scheduler_key *key = w->key;
-    struct scheduler_waiter *last = key->heap[--key->facts.pending];
-    size_t i = w->place;
-
-    s->totals.pending--;
-    if (last != w && i > 0 && is_served_before(last, key->heap[(i - 1) / 2]))
-        sift_up(key, i, last);
-    else if (last != w)
-        sift_down(key, i, last);
-    if (key->facts.pending == 0 && key->heap_cap > FIRST_HEAP_CAP) {
-        scheduler_release(s, key->heap_cap * sizeof(key->heap[0]));
-        mem_free(key->heap);
-        key->heap = NULL;
-        key->heap_cap = 0;
-    }
-}
-
-static void owner_add_waiter(struct scheduler_owner *owner, struct scheduler_waiter *w)
-{
-    w->owner = owner;
-    w->owner_prev = owner->last_waiter;
-    if (w->owner_prev != NULL)
-        w->owner_prev->owner_next = w;
-    else
-        owner->first_waiter = w;
-    owner->last_waiter = w;
-    owner->waiter_count++;
-}
-
-static void owner_remove_waiter(struct scheduler_waiter *w)
-{
-    struct scheduler_owner *owner = w->owner;
-
-    if (w->owner_prev != NULL)
-        w->owner_prev->owner_next = w->owner_next;
-    else
-        owner->first_waiter = w->owner_next;
-    if (w->owner_next != NULL)
-        w->owner_next->owner_prev = w->owner_prev;
-    else
-        owner->last_waiter = w->owner_prev;
-    owner->waiter_count--;
-}
-
-static uint64_t id_hash(const struct scheduler *s, uint64_t id)
-{
-    return hash_text(s->secret, &id, sizeof(id));
-}
-
-static struct scheduler_waiter *find_waiter(const struct scheduler *s, uint64_t id)
-{
-    for (struct hash_node *n = hash_table_first(&s->waiters, id_hash(s, id)); n != NULL;
-         n = hash_table_next(n)) {
-        struct scheduler_waiter *w =
-            (struct scheduler_waiter *)((char *)n - offsetof(struct scheduler_waiter, by_id));
-        if (w->id == id)
-            return w;
-    }
-    return NULL;
-}
-
-/* It waits no more, and those who were told of it are told so. */
-static void free_waiter(struct scheduler *s, struct scheduler_waiter *w, enum scheduler_end how)
-{
-    struct scheduler_key *key = w->key;
-    uint64_t id = w->id;
-
-    heap_remove(s, w);
-    hash_table_remove(&s->waiters, &w->by_id);
-    owner_remove_waiter(w);
-    scheduler_release(s, sizeof(*w) + w->user_len);
-    mem_free(w);
-    if (how == SCHEDULER_WITHDRAWN)
-        s->totals.withdrawn++;
-    scheduler_key_touch(s, key);
-    if (s->events.ended != NULL)
-        s->events.ended(s->arg, id, key->facts.key, how);
-}
-
-static struct scheduler_waiter *new_waiter(struct scheduler *s, struct scheduler_key *key,
-                                           struct tracker_text user)
-{
-    size_t bytes = sizeof(struct scheduler_waiter) + user.len;
-
-    if (!heap_reserve(s, key) || !scheduler_reserve(s, bytes))
-        return NULL;
-    struct scheduler_waiter *w = mem_alloc(bytes);
-    if (w == NULL) {
-        scheduler_release(s, bytes);
-        return NULL;
-    }
-    *w = (struct scheduler_waiter){.key = key, .user_len = user.len};
-    if (user.len > 0)
-        memcpy(w->user, user.data, user.len);
-    return w;
-}
-
 /* ---- handing out ---- */
 
 static size_t wait_bucket(uint64_t wait_us)
@@ -420,7 +253,7 @@ static bool answer(struct scheduler *s, struct scheduler_waiter *w,
         *(how == SCHEDULER_SERVED ? &key->facts.served : &key->facts.answered) += 1;
         *(how == SCHEDULER_SERVED ? &s->totals.served : &s->totals.answered) += 1;
     }
-    free_waiter(s, w, told ? how : SCHEDULER_WITHDRAWN);
+    scheduler_waiter_free(s, w, told ? how : SCHEDULER_WITHDRAWN);
     return told;
 }
 
@@ -483,16 +316,13 @@ static skep_status wait_for_one(struct scheduler *s, struct scheduler_owner *own
     if (owner->waiter_count >= s->limits.max_waiters_per_owner)
         return too_much(s, "too many requests of one connection wait",
                         s->limits.max_waiters_per_owner, err);
-    struct scheduler_waiter *w = new_waiter(s, key, user);
+    struct scheduler_waiter *w = scheduler_waiter_new(s, key, user);
     if (w == NULL)
         return full(s, err);
     w->id = s->next_id++;
     w->since_us = now_us;
     w->priority = priority;
-    hash_table_add(&s->waiters, &w->by_id, id_hash(s, w->id));
-    owner_add_waiter(owner, w);
-    heap_add(s, key, w);
-    scheduler_key_touch(s, key);
+    scheduler_waiter_enter(s, w, owner);
     if (s->events.waiting != NULL) {
         const struct scheduler_request request = {
             .id = w->id, .key = key->facts.key, .user = user, .priority = priority};
@@ -557,7 +387,7 @@ skep_status scheduler_register(struct scheduler *s, struct scheduler_owner *owne
 void scheduler_owner_gone(struct scheduler *s, struct scheduler_owner *owner)
 {
     while (owner->first_waiter != NULL)
-        free_waiter(s, owner->first_waiter, SCHEDULER_WITHDRAWN);
+        scheduler_waiter_free(s, owner->first_waiter, SCHEDULER_WITHDRAWN);
     while (owner->first_item != NULL)
         free_item(s, owner->first_item);
     unregister(s, owner);
@@ -567,13 +397,13 @@ void scheduler_owner_gone(struct scheduler *s, struct scheduler_owner *owner)
 
 bool scheduler_is_waiting(const struct scheduler *s, uint64_t id)
 {
-    return find_waiter(s, id) != NULL;
+    return scheduler_waiter_find(s, id) != NULL;
 }
 
 bool scheduler_answer(struct scheduler *s, uint64_t id, const struct tracker_resource *resource,
                       uint64_t now_us)
 {
-    struct scheduler_waiter *w = find_waiter(s, id);
+    struct scheduler_waiter *w = scheduler_waiter_find(s, id);
 
     return w != NULL && answer(s, w, resource, now_us, SCHEDULER_ANSWERED);
 }
@@ -588,7 +418,7 @@ uint64_t scheduler_take(struct scheduler *s, struct tracker_text key_text,
     struct scheduler_item *item = key->first_free;
     unmake_free(s, item);
     item->taken = s->next_id++;
-    hash_table_add(&s->taken, &item->by_taken, id_hash(s, item->taken));
+    hash_table_add(&s->taken, &item->by_taken, scheduler_id_hash(s, item->taken));
     scheduler_key_touch(s, key);
     *resource = resource_of(item);
     return item->taken;
@@ -596,7 +426,7 @@ uint64_t scheduler_take(struct scheduler *s, struct tracker_text key_text,
 
 static struct scheduler_item *find_taken(const struct scheduler *s, uint64_t id)
 {
-    for (struct hash_node *n = hash_table_first(&s->taken, id_hash(s, id)); n != NULL;
+    for (struct hash_node *n = hash_table_first(&s->taken, scheduler_id_hash(s, id)); n != NULL;
          n = hash_table_next(n)) {
         struct scheduler_item *item =
             (struct scheduler_item *)((char *)n - offsetof(struct scheduler_item, by_taken));

@@ -1,4 +1,5 @@
-/* What scheduler.c (resources and requests) and scheduler_key.c (keys) share. */
+/* What scheduler.c (resources, and who gets them), scheduler_waiter.c (requests that wait) and
+ * scheduler_key.c (keys) share. */
 #ifndef SKEP_TRACKER_SCHEDULER_INTERNAL_H
 #define SKEP_TRACKER_SCHEDULER_INTERNAL_H
 
@@ -75,5 +76,17 @@ struct scheduler_key *scheduler_key_get(struct scheduler *s, struct tracker_text
  * here: but not the given one. */
 void scheduler_key_touch(struct scheduler *s, struct scheduler_key *key);
 void scheduler_keys_free(struct scheduler *s);
+
+/* scheduler_waiter.c */
+uint64_t scheduler_id_hash(const struct scheduler *s, uint64_t id);
+/* With room for it in the key's heap; NULL if memory is short or the limit is reached. The caller
+ * fills in id, since_us and priority and lets it wait by scheduler_waiter_enter(). */
+struct scheduler_waiter *scheduler_waiter_new(struct scheduler *s, struct scheduler_key *key,
+                                              struct tracker_text user);
+void scheduler_waiter_enter(struct scheduler *s, struct scheduler_waiter *w,
+                            struct scheduler_owner *owner);
+struct scheduler_waiter *scheduler_waiter_find(const struct scheduler *s, uint64_t id);
+/* It waits no more, and those who were told of it are told so. */
+void scheduler_waiter_free(struct scheduler *s, struct scheduler_waiter *w, enum scheduler_end how);
 
 #endif

@@ -124,7 +124,7 @@ static void run_hook(struct loop_hook *hook)
         become_stopped(server);
 }
 
-/* One line a minute, if anything has happened in it. */
+/* One line a minute, unless nobody is there and nobody was. */
 static void on_minute(uv_timer_t *timer)
 {
     struct tracker_server *server = timer->data;
@@ -132,7 +132,7 @@ static void on_minute(uv_timer_t *timer)
     const struct scheduler_totals *before = &server->at_minute.scheduler;
 
     scheduler_totals(server->scheduler, &now.scheduler);
-    if (now.messages != server->at_minute.messages ||
+    if (now.connections_open > 0 ||
         now.connections_accepted != server->at_minute.connections_accepted)
         log_info("tracker: %" PRIu64 " connections, %" PRIu64
                  " of servers; %zu keys, %zu free, %zu pending; in the last minute %" PRIu64
