@@ -55,6 +55,12 @@ C
 "$cc" -std=c17 -Wall -Werror "$work/user/user.c" $(pkg-config --cflags --libs skep) -o "$work/by_pc"
 [ "$("$work/by_pc")" = OK ]
 
+# The program of the README is short, and one.
+sed -n '/^```c$/,/^```$/p' "$(dirname "$0")/../../README.md" | grep -v '^```' >"$work/user/readme.c"
+[ "$(wc -l <"$work/user/readme.c")" -le 30 ]
+"$cc" -Wall -Wextra -Werror "$work/user/readme.c" $(pkg-config --cflags --libs skep) \
+    -o "$work/by_readme"
+
 cat >"$work/user/CMakeLists.txt" <<'C'
 cmake_minimum_required(VERSION 3.25)
 project(user LANGUAGES C)
