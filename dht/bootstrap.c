@@ -29,7 +29,7 @@ enum {
     /* How often we look whether somebody answered. */
     LOOK_SOON_MS = 3,
     LOOK_JOINING_MS = 50,
-    LOOK_ALONE_MS = 250,
+    LOOK_ALONE_MS = 50, /* the first peer wants to find what is here */
     LOOK_MS = 1000,
     SOON_MS = 1000,     /* how long joining is watched that closely */
     JOINING_MS = 10000, /* the same, less closely */
@@ -276,8 +276,10 @@ static void tell(struct bootstrap *b, unsigned good)
 {
     if (good > 0 && !b->was_connected)
         log_info("DHT: connected to %u peer%s", good, good == 1 ? "" : "s");
-    if (good == 0 && b->was_connected)
+    if (good == 0 && b->was_connected && b->expects_peers)
         log_warn("DHT: no peer answers any more; trying again those that are known");
+    else if (good == 0 && b->was_connected)
+        log_info("DHT: the last peer has left; waiting for others");
     b->was_connected = good > 0;
 }
 

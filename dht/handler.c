@@ -30,6 +30,7 @@ enum {
      * not the closest to their key (1% of them, all at once among 128 new peers), and nobody finds
      * them before the next round. */
     SECOND_ROUND_MS = 5 * 1000,
+    RETRIES_QUIET = 3,       /* before it counts as trouble that nothing is published */
     LOOK_FOR_PEERS_MS = 200, /* while there are none */
     OWN_LOOKUP_MS = 10 * 1000,
     /* Keys looked at for records of our own: in the first round, and in the later ones, where they
@@ -184,8 +185,10 @@ static void log_failed(struct handler *h, size_t failed, const struct declaratio
         return;
     for (size_t i = 0; i < count; i++)
         if (declarations[i].outcome != SKEP_OK) {
-            log_warn("handler: %zu of %zu records not published (%s); trying again", failed, count,
-                     skep_status_text(declarations[i].outcome));
+            /* At first it is a peer that has left just now, such as a client at its end. */
+            LOG_AT(h->retries < RETRIES_QUIET ? SKEP_LOG_INFO : SKEP_LOG_WARNING,
+                   "DHT: %zu of %zu records have not reached a peer yet (%s); trying again", failed,
+                   count, skep_status_text(declarations[i].outcome));
             return;
         }
 }

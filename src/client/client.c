@@ -1,8 +1,10 @@
 /* The client's life, and looking experts up. */
 #include "client/client_internal.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -18,6 +20,11 @@ enum {
     CONNECT_TIMEOUT_MS = 5000,
     CONNECTION_IDLE_MS = 60000,
     LEAVE_TIMEOUT_MS = 3000,
+    /* A node alone behind a wildcard learns its address from its first peer, and publishes then. If
+     * that peer is this client, what it looks for comes to be found a moment later. */
+    NEW_HERE_MS = 5000,  /* since this client was made */
+    ASK_AGAIN_MS = 2000, /* for how long it asks again then */
+    ASK_PAUSE_MS = 50,
 };
 
 void skep_client_options_init(struct skep_client_options *options)
@@ -124,6 +131,7 @@ skep_status skep_client_new(const struct skep_client_options *options, struct sk
     if (client == NULL)
         return error_no_memory(err, "client", sizeof(*client));
     pthread_mutex_init(&client->lock, NULL);
+    client->started_us = clock_mono_us();
     client->plaintext = options->insecure_plaintext;
     client->compression = options->compression;
     client->grad_compression = options->grad_compression;
@@ -178,8 +186,7 @@ skep_status skep_client_wait_joined(struct skep_client *client, uint32_t timeout
         return no_dht(err);
     if (swarm_wait_joined(client->swarm, clock_deadline_us(timeout_ms)))
         return SKEP_OK;
-    return error_set(err, SKEP_DEADLINE_EXCEEDED,
-                     "swarm %s: no DHT peer answered within %u ms",
+    return error_set(err, SKEP_DEADLINE_EXCEEDED, "swarm %s: no DHT peer answered within %u ms",
                      client->swarm_name, timeout_ms);
 }
 
@@ -245,6 +252,62 @@ static skep_status collect(struct skep_client *client, const char *const *uids, 
     return rc;
 }
 
+static bool may_come_soon(struct skep_client *client, const struct lookup_result *results,
+                          size_t count)
+{
+    if (clock_mono_us() - client->started_us > NEW_HERE_MS * (uint64_t)1000 ||
+        swarm_peer_count(client->swarm) != 1)
+        return false;
+    for (size_t i = 0; i < count; i++)
+        if (results[i].status == SKEP_NOT_FOUND)
+            return true;
+    return false;
+}
+
+static void pause_until(uint64_t until_us)
+{
+    struct timespec until = {.tv_sec = (time_t)(until_us / 1000000u),
+                             .tv_nsec = (long)(until_us % 1000000u) * 1000};
+
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) == EINTR)
+        continue;
+}
+
+static skep_status ask_again(struct skep_client *client, const char *uid, uint64_t deadline_us,
+                             struct lookup_result *result, struct skep_error *err)
+{
+    skep_status rc = directory_get_wait(swarm_directory(client->swarm), &uid, 1,
+                                        DIRECTORY_ALL | DIRECTORY_FRESH, deadline_us, result, err);
+
+    if (rc == SKEP_OK && result->status == SKEP_DEADLINE_EXCEEDED)
+        result->status = SKEP_NOT_FOUND; /* as the first answer said */
+    return rc;
+}
+
+/* Asks, and while the only peer may not have published yet, again for what is not found. */
+static skep_status look_up(struct skep_client *client, const char *const *uids, size_t count,
+                           uint64_t deadline_us, struct lookup_result *results,
+                           struct skep_error *err)
+{
+    uint64_t again_until_us = clock_deadline_us(ASK_AGAIN_MS);
+    skep_status rc = directory_get_wait(swarm_directory(client->swarm), uids, count, DIRECTORY_ALL,
+                                        deadline_us, results, err);
+
+    if (again_until_us > deadline_us)
+        again_until_us = deadline_us;
+    while (rc == SKEP_OK && may_come_soon(client, results, count)) {
+        uint64_t next_us = clock_deadline_us(ASK_PAUSE_MS);
+
+        if (next_us >= again_until_us)
+            break;
+        pause_until(next_us);
+        for (size_t i = 0; i < count && rc == SKEP_OK; i++)
+            if (results[i].status == SKEP_NOT_FOUND)
+                rc = ask_again(client, uids[i], again_until_us, &results[i], err);
+    }
+    return rc;
+}
+
 /* More UIDs than this at once are looked up in several rounds: an answer takes 20 KB. */
 enum { FIND_ROUND = 1024 };
 
@@ -270,8 +333,7 @@ skep_status skep_client_find_many(struct skep_client *client, const char *const 
     for (size_t first = 0; first < count; first += round) {
         size_t n = count - first < round ? count - first : round;
         skep_status one =
-            directory_get_wait(swarm_directory(client->swarm), uids + first, n, DIRECTORY_ALL,
-                               deadline_us, results, rc == SKEP_OK ? err : NULL);
+            look_up(client, uids + first, n, deadline_us, results, rc == SKEP_OK ? err : NULL);
         if (one == SKEP_OK)
             one = collect(client, uids + first, n, results, experts + first,
                           statuses != NULL ? statuses + first : NULL, rc == SKEP_OK ? err : NULL);

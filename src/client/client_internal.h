@@ -26,6 +26,7 @@ struct skep_client {
     char *swarm_name; /* owned: mem_free() */
     uint32_t timeout_ms;
     uint32_t max_in_flight;
+    uint64_t started_us; /* when it was made */
     enum skep_compression compression, grad_compression;
     _Atomic uint64_t not_compressed;
     struct swarm *swarm; /* owned: swarm_leave(); NULL without DHT */

@@ -12,7 +12,7 @@
 
 enum {
     FIRST_PUBLISH_WAIT_MS = 100, /* of readiness for the first publication to end */
-    ANNOUNCE_RETRY_MS = 500,     /* while our address is unknown */
+    ANNOUNCE_RETRY_MS = 50,      /* while our address is unknown: the first peer may already look */
     ANNOUNCE_CHECK_MS = 60000,   /* whether it has changed */
 };
 

@@ -268,12 +268,12 @@ static skep_status open_handler(struct skep_node *node, struct skep_error *err)
     config.endpoint_count =
         announce_pick(&node->announce, ask_peers, node->swarm, config.endpoints);
     node->is_announced = config.endpoint_count > 0;
-    if (!node->is_announced)
-        log_warn(announce_must_ask(&node->announce)
-                     ? "node: published once another peer tells our address; --announce says it "
-                       "without waiting"
-                     : "node: listens on loopback in a swarm that is not: nothing is published; "
-                       "use --announce or another --listen");
+    if (!node->is_announced && announce_must_ask(&node->announce))
+        log_info("node: publishes its experts as soon as the first peer has told at which address "
+                 "it sees us (or give it with --announce)");
+    else if (!node->is_announced)
+        log_warn("node: listens on loopback in a swarm that is not: nothing is published; use "
+                 "--announce or another --listen");
     node_announce_tracker(node, config.endpoints, config.endpoint_count);
     rc = handler_new(&config, experts, node->expert_count, &handler, err);
     mem_free(experts);
@@ -286,7 +286,9 @@ static skep_status open_handler(struct skep_node *node, struct skep_error *err)
 size_t node_announce(struct skep_node *node)
 {
     struct endpoint endpoints[ANNOUNCE_MAX];
-    size_t count = announce_pick(&node->announce, ask_peers, node->swarm, endpoints);
+    size_t count = swarm_peer_count(node->swarm) == 0
+                       ? 0 /* nobody to have told */
+                       : announce_pick(&node->announce, ask_peers, node->swarm, endpoints);
     char text[ENDPOINT_TEXT_BYTES];
 
     if (count == 0)
