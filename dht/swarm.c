@@ -1,6 +1,7 @@
 /* Membership in a swarm: runner, directory and bootstrap, started in this order. */
 #include "dht/swarm.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -10,7 +11,8 @@
 #include "dht/bootstrap.h"
 #include "dht/peers_file.h"
 
-enum { DEFAULT_CLOCK_SKEW_S = 60 };
+enum { DEFAULT_CLOCK_SKEW_S = 60, SWARM_NAME_QUOTED_BYTES = 520 };
+static const char DEFAULT_NAME[] = "skep";
 
 struct swarm {
     char *name;
@@ -138,7 +140,7 @@ skep_status swarm_join(const struct swarm_config *config, struct swarm **out,
     if (swarm == NULL)
         return error_no_memory(err, "swarm", sizeof(*swarm));
     swarm->identity = config->identity;
-    swarm->name = mem_strdup(config->name != NULL ? config->name : "skep");
+    swarm->name = mem_strdup(config->name != NULL ? config->name : DEFAULT_NAME);
     if (swarm->name == NULL) {
         rc = error_no_memory(err, "swarm name", 0);
         goto out;
@@ -188,6 +190,42 @@ bool swarm_wait_joined(struct swarm *swarm, uint64_t deadline_us)
 unsigned swarm_peer_count(struct swarm *swarm)
 {
     return bootstrap_peer_count(swarm->bootstrap);
+}
+
+/* As a word of a shell. False if it does not fit. */
+static bool add_quoted(const char *text, char *out, size_t cap)
+{
+    size_t n = 0;
+
+    out[n++] = '\'';
+    for (const char *p = text; *p != '\0'; p++) {
+        const char *piece = *p == '\'' ? "'\\''" : (char[]){*p, '\0'};
+        size_t len = strlen(piece);
+
+        if (n + len + 2 > cap)
+            return false;
+        memcpy(out + n, piece, len);
+        n += len;
+    }
+    out[n++] = '\'';
+    out[n] = '\0';
+    return true;
+}
+
+const char *swarm_join_options(const struct swarm *swarm, const char *peer,
+                               char out[static SWARM_JOIN_BYTES])
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
+    char quoted[SWARM_NAME_QUOTED_BYTES];
+    const char *name = swarm->name;
+    bool is_default = strcmp(name, DEFAULT_NAME) == 0;
+
+    if (name[strspn(name, plain)] != '\0')
+        name = add_quoted(name, quoted, sizeof(quoted)) ? quoted : "NAME";
+    snprintf(out, SWARM_JOIN_BYTES, "--initial-peers %s%s%s%s", peer, is_default ? "" : " --swarm ",
+             is_default ? "" : name,
+             swarm->record.key != NULL ? " --swarm-key FILE (the same key)" : "");
+    return out;
 }
 
 struct directory *swarm_directory(struct swarm *swarm)

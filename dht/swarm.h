@@ -54,6 +54,11 @@ void swarm_leave(struct swarm *swarm, uint64_t deadline_us);
  * saved peers it is true at once: this node starts a swarm of its own. */
 bool swarm_wait_joined(struct swarm *swarm, uint64_t deadline_us);
 unsigned swarm_peer_count(struct swarm *swarm);
+enum { SWARM_JOIN_BYTES = 900 };
+/* The options by which another process joins, through `peer` ("host:port"), ready for a shell: what
+ * differs from the defaults is named too. Returns out. */
+const char *swarm_join_options(const struct swarm *swarm, const char *peer,
+                               char out[static SWARM_JOIN_BYTES]);
 struct directory *swarm_directory(struct swarm *swarm);
 struct runner *swarm_runner(struct swarm *swarm);
 const struct record_swarm *swarm_record(const struct swarm *swarm);

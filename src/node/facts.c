@@ -9,7 +9,6 @@
 #include "base/log.h"
 
 enum { EXPERTS_LOGGED = 32 }; /* one by one; more are counted */
-static const char SWARM_DEFAULT[] = "skep";
 
 const char *skep_node_peer_id(const struct skep_node *node)
 {
@@ -87,24 +86,10 @@ static void log_experts(const struct skep_node *node)
         log_info("and %zu more", node->expert_count - EXPERTS_LOGGED);
 }
 
-static void log_join_line(const struct skep_node *node)
-{
-    const char *swarm = node->settings.swarm;
-    bool is_default = strcmp(swarm, SWARM_DEFAULT) == 0;
-    bool is_plain = true; /* for a shell */
-
-    for (const char *p = swarm; *p != '\0'; p++)
-        is_plain = is_plain && (strchr("-_.:/", *p) != NULL || (*p >= '0' && *p <= '9') ||
-                                (*p >= 'A' && *p <= 'Z') || (*p >= 'a' && *p <= 'z'));
-    log_info("the next node joins with: --initial-peers %s%s%s%s%s%s", node->initial_peer,
-             is_default ? "" : " --swarm ", is_default || is_plain ? "" : "'",
-             is_default ? "" : swarm, is_default || is_plain ? "" : "'",
-             node->settings.has_swarm_key ? " --swarm-key FILE (the same key)" : "");
-}
-
 void node_log_facts(struct skep_node *node)
 {
     char announced[ENDPOINT_TEXT_BYTES];
+    char join[SWARM_JOIN_BYTES];
     struct endpoint e = node->settings.announce;
 
     if (e.port == 0)
@@ -123,7 +108,8 @@ void node_log_facts(struct skep_node *node)
     if (node->swarm == NULL)
         return;
     log_info("DHT on UDP port %u", (unsigned)node->dht_port);
-    log_join_line(node);
+    log_info("the next node joins with: %s",
+             swarm_join_options(node->swarm, node->initial_peer, join));
 }
 
 void node_log_stats(struct skep_node *node)

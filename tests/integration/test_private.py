@@ -26,6 +26,8 @@ def case_members_find_and_call():
         until_found(bootstrap.peer, "ffn.0.0", node, extra=member)
         answer = call("ffn.0.0", *tensors(swarm), *member, peers=bootstrap.peer)
         assert answer["peer_id"] == node.facts["peer_id"], answer
+        for process in (bootstrap, node):
+            process.wait_log("--initial-peers %s --swarm-key FILE (the same key)" % process.peer)
         second = swarm.node("second", ["ffn.0.1"], [node.peer], *member)
         until_found(bootstrap.peer, "ffn.0.1", second, extra=member)
 
