@@ -57,6 +57,7 @@ static const struct option_spec specs[] = {
     {.name = "swarm",
      .kind = OPTION_STRING,
      .placeholder = "NAME",
+     .check = options_check_swarm,
      .default_text = "skep",
      .help = "name of the swarm"},
     {.name = "swarm-key",
@@ -673,6 +674,54 @@ static int run(const struct options *o, struct skep_node *node)
     return rc == SKEP_OK || rc == SKEP_CANCELLED ? CLI_DONE : cli_fail_before(table.command, &err);
 }
 
+/* Options that would do nothing without another one. */
+static int check_needs(const struct options *o)
+{
+    static const struct {
+        const char *name, *needs;
+    } rows[] = {
+        {"num-experts", "expert-pattern"},       {"load-experts", "checkpoint-dir"},
+        {"checkpoint-period", "checkpoint-dir"}, {"keep-checkpoints", "checkpoint-dir"},
+        {"strict-checkpoints", "load-experts"},  {"num-warmup-steps", "schedule"},
+        {"num-training-steps", "schedule"},
+    };
+
+    for (size_t i = 0; i < OPTION_COUNT(rows); i++)
+        if (options_given(o, rows[i].name) && !options_given(o, rows[i].needs) &&
+            !(strcmp(rows[i].needs, "schedule") == 0 && options_flag(o, "load-experts")))
+            return cli_usage_error(table.command, "--%s: goes with --%s", rows[i].name,
+                                   rows[i].needs);
+    return CLI_DONE;
+}
+
+static int check_usage(const struct options *o)
+{
+    int code = check_needs(o);
+
+    if (code != CLI_DONE)
+        return code;
+    /* More rows than a batch may have is refused with both numbers, by the node. */
+    if (options_int(o, "min-batch-size") > 1 &&
+        options_int(o, "min-batch-size") <= options_int(o, "max-batch-size") &&
+        options_int(o, "batch-timeout") == 0)
+        return cli_usage_error(table.command,
+                               "--min-batch-size %" PRId64 ": goes with a --batch-timeout, the "
+                               "longest that rows wait for more",
+                               options_int(o, "min-batch-size"));
+    if (options_flag(o, "no-dht") &&
+        (options_given(o, "initial-peers") || options_given(o, "peers-file")))
+        return cli_usage_error(table.command, "--%s: not with --no-dht, which joins no swarm",
+                               options_given(o, "initial-peers") ? "initial-peers" : "peers-file");
+    if (options_given(o, "num-training-steps") &&
+        options_int(o, "num-warmup-steps") > options_int(o, "num-training-steps"))
+        return cli_usage_error(table.command,
+                               "--num-warmup-steps: %" PRId64 ", expected at most "
+                               "--num-training-steps, %" PRId64,
+                               options_int(o, "num-warmup-steps"),
+                               options_int(o, "num-training-steps"));
+    return CLI_DONE;
+}
+
 int cmd_node(int argc, char **argv)
 {
     struct options o;
@@ -684,14 +733,9 @@ int cmd_node(int argc, char **argv)
 
     if (!options_begin(&o, &table, argc, argv, &code))
         return code;
-    if (options_given(&o, "num-experts") && options_string(&o, "expert-pattern") == NULL) {
-        code = cli_usage_error(table.command, "--num-experts: goes with --expert-pattern");
+    code = check_usage(&o);
+    if (code != CLI_DONE)
         goto out;
-    }
-    if (options_flag(&o, "load-experts") && options_string(&o, "checkpoint-dir") == NULL) {
-        code = cli_usage_error(table.command, "--load-experts: goes with --checkpoint-dir");
-        goto out;
-    }
     fill_node_options(&o, &texts, &node_options);
     skep_status rc = load_plugins(&o, &err);
     if (rc == SKEP_OK)

@@ -204,6 +204,21 @@ def case_identity_files():
             first.facts["peer_id"]
 
 
+def case_options_that_would_do_nothing_are_refused():
+    for arguments, said in (
+            (["--checkpoint-period", "9s"], "--checkpoint-period: goes with --checkpoint-dir"),
+            (["--keep-checkpoints", "3"], "--keep-checkpoints: goes with --checkpoint-dir"),
+            (["--strict-checkpoints"], "--strict-checkpoints: goes with --load-experts"),
+            (["--num-warmup-steps", "3"], "--num-warmup-steps: goes with --schedule"),
+            (["--num-training-steps", "3"], "--num-training-steps: goes with --schedule"),
+            (["--schedule", "linear-with-warmup", "--num-warmup-steps", "9",
+              "--num-training-steps", "8"], "--num-warmup-steps: 9, expected at most"),
+            (["--min-batch-size", "2"], "--min-batch-size 2: goes with a --batch-timeout"),
+            (["--no-dht", "--initial-peers", "127.0.0.1:9"], "--initial-peers: not with --no-dht"),
+            (["--no-dht", "--peers-file", "p"], "--peers-file: not with --no-dht")):
+        refused(2, said, *NODE, *arguments)
+
+
 def case_bootstrap_peers_that_do_not_answer():
     """The node starts, serves, says so and keeps trying."""
     with Swarm() as swarm:
