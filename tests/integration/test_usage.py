@@ -219,6 +219,17 @@ def case_options_that_would_do_nothing_are_refused():
         refused(2, said, *NODE, *arguments)
 
 
+def case_what_a_node_without_experts_says():
+    """And the line to join by is complete, for a shell."""
+    with Swarm() as swarm:
+        node = swarm.node("node", [], [], "--swarm", "it's ours")
+        log = node.read_log()
+        assert "hosting no experts" in log and "WARN" not in log, log
+        assert "--initial-peers %s --swarm 'it'\\''s ours'\n" % node.peer in log, log
+        peer = swarm.bootstrap("peer", "--swarm", "plain-1")
+        peer.wait_log("--initial-peers %s --swarm plain-1\n" % peer.peer)
+
+
 def case_bootstrap_peers_that_do_not_answer():
     """The node starts, serves, says so and keeps trying."""
     with Swarm() as swarm:
