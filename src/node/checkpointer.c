@@ -232,7 +232,7 @@ size_t checkpointer_finish(struct checkpointer *cp)
         changed += is_changed(cp->config.experts[i]);
     if (changed == 0)
         return 0;
-    log_info("node: saving %zu experts", changed);
+    log_info("node: saving %zu expert%s", changed, changed == 1 ? "" : "s");
     for (size_t i = 0; i < cp->config.expert_count; i++) {
         struct hosted *hosted = cp->config.experts[i];
 
