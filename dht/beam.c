@@ -590,7 +590,7 @@ static bool write_result(struct search *s)
 
 static skep_status check(const struct beam_query *q, size_t *width, struct skep_error *err)
 {
-    *width = q->width > 0 ? q->width : 2 * q->k;
+    *width = q->width > 0 ? q->width : q->k < BEAM_DEFAULT_WIDTH ? BEAM_DEFAULT_WIDTH : q->k;
     if (q->prefix == NULL || !uid_prefix_is_valid(q->prefix, strnlen(q->prefix, UID_BYTES)))
         return error_set(err, SKEP_INVALID_ARGUMENT,
                          "beam search: prefix \"%.80s\": expected a name, coordinates and a dot, "
@@ -602,8 +602,6 @@ static skep_status check(const struct beam_query *q, size_t *width, struct skep_
     if (q->k == 0 || q->k > BEAM_MAX_WIDTH)
         return error_set(err, SKEP_INVALID_ARGUMENT, "beam search: k %zu, expected 1 to %d", q->k,
                          BEAM_MAX_WIDTH);
-    if (*width > BEAM_MAX_WIDTH && q->width == 0)
-        *width = BEAM_MAX_WIDTH;
     if (*width < q->k || *width > BEAM_MAX_WIDTH)
         return error_set(err, SKEP_INVALID_ARGUMENT,
                          "beam search: width %zu, expected k (%zu) to %d", *width, q->k,

@@ -22,6 +22,7 @@
 
 enum {
     BEAM_MAX_DIMS = 8,
+    BEAM_DEFAULT_WIDTH = 4, /* or k, if that is more */
     BEAM_MAX_WIDTH = 1024,
     BEAM_MAX_GRID = 1 << 16, /* coordinates of one dimension */
 };
@@ -35,7 +36,7 @@ struct beam_query {
     /* For each dimension samples times sizes[d] numbers. Finite or -infinity, which comes last. */
     const double *const *scores;
     size_t k;       /* wanted experts a sample, 1 to BEAM_MAX_WIDTH */
-    size_t width;   /* of the beam, at least k; 0: 2 k */
+    size_t width;   /* of the beam, at least k; 0: the default */
     bool unchecked; /* take the prefixes' word for it that an expert is there */
     /* Whether an expert may be returned that (only) these nodes serve; NULL: any. */
     bool (*usable)(void *arg, const struct provider *providers, size_t count);

@@ -29,9 +29,10 @@ struct skep_grid {
 
 /** Settings of one search. Fill with skep_beam_options_init(), then change what differs. */
 struct skep_beam_options {
-    size_t size;         /**< sizeof of this struct, set by _init. */
-    uint32_t k;          /**< experts wanted for each sample, 1 to 1,024; default 4 */
-    uint32_t beam_width; /**< prefixes kept in each dimension, at least k; 0 (default): 2 k */
+    size_t size; /**< sizeof of this struct, set by _init. */
+    uint32_t k;  /**< experts wanted for each sample, 1 to 1,024; default 4 */
+    uint32_t
+        beam_width; /**< prefixes kept in each dimension, at least k; 0 (default): k, 4 at least */
     uint32_t timeout_ms; /**< for all of it; 0 (default): the client's */
     /**
      * Take the prefixes' word for it that an expert is there, without looking the expert up: one

@@ -29,7 +29,7 @@ struct skep_moe_options {
     uint32_t k_min; /**< answers with which a sample succeeds, 0 to k_best; default 1. With 0,
                          a sample without any answer succeeds with zeros. */
     uint32_t backward_k_min;      /**< the same for backward; default 1 */
-    uint32_t beam_width;          /**< 0 (default): 2 k_best */
+    uint32_t beam_width;          /**< 0 (default): k_best, 4 at least */
     uint32_t forward_timeout_ms;  /**< for all of a forward pass, search included; 0 (default): the
                                        client's */
     uint32_t backward_timeout_ms; /**< 0 (default): the client's */
