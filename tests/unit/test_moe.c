@@ -385,6 +385,7 @@ static void stragglers_are_not_waited_for_long(void **state)
     o.timeout_after_k_min_ms = 300;
     struct skep_moe *moe = layer(&o);
     uint64_t deadline = clock_deadline_us(FAKE_PATIENCE_MS / 2);
+    uint64_t asked_us = clock_mono_us();
     struct skep_moe_pass *pass = forward(moe, &b, &y);
     for (size_t s = 0; s < 4; s++)
         assert_int_equal(skep_moe_pass_answers(pass, s), 2);
@@ -395,10 +396,12 @@ static void stragglers_are_not_waited_for_long(void **state)
     skep_moe_pass_free(pass);
     skep_tensor_free(y);
 
-    /* And their nodes are passed over for a while: nobody asks the one that hangs again. */
+    /* And their nodes are passed over for a while: nobody asks the one that hangs again. On a very
+     * slow machine that while may be over. */
     unsigned before = expert_at(3, 1)->forward_calls;
     pass = forward(moe, &b, &y);
-    assert_int_equal(expert_at(3, 1)->forward_calls, before);
+    if (clock_mono_us() < asked_us + AVOID_FIRST_MS * UINT64_C(1000))
+        assert_int_equal(expert_at(3, 1)->forward_calls, before);
     skep_moe_pass_free(pass);
     skep_tensor_free(y);
     skep_moe_free(moe);
