@@ -55,6 +55,10 @@ SKEP_MUST_CHECK skep_status body_parse(struct record *out, const msgpack_object 
 /* SKEP_INVALID_ARGUMENT, naming the field, if the body may not be published. */
 SKEP_MUST_CHECK skep_status body_check(const struct record *record,
                                        const struct record_swarm *swarm, struct skep_error *err);
+/* What is wrong with a body but for its endpoints, as a sentence; NULL: nothing. */
+const char *body_fault(const struct record *record);
+/* Whether an endpoint may be published, and dialled by who reads it. */
+bool body_may_dial(const struct endpoint *e, const struct record_swarm *swarm);
 /* Whether a record of this kind and subject belongs under the key. */
 bool record_key_matches(const struct record *record, const struct record_swarm *swarm,
                         const uint8_t key[static RECORD_KEY_BYTES]);

@@ -4,29 +4,14 @@
 
 #include <skep/client.h>
 #include "cli/options.h"
+#include "cli/swarm_options.h"
 
 /* Rows for a command's own table of options. */
 #define CLIENT_OPTION_SPECS                                                                        \
-    {.name = "initial-peers",                                                                      \
-     .kind = OPTION_LIST,                                                                          \
-     .placeholder = "PEER,...",                                                                    \
-     .check = options_check_initial_peer,                                                          \
-     .help = "DHT peers of the swarm to join by, HOST:PORT each, or trackers that name some, "     \
-             "tracker://HOST:PORT"},                                                               \
-        {.name = "swarm",                                                                          \
-         .kind = OPTION_STRING,                                                                    \
-         .placeholder = "NAME",                                                                    \
-         .check = options_check_swarm,                                                             \
-         .default_text = "skep",                                                                   \
-         .help = "name of the swarm"},                                                             \
-        {.name = "swarm-key",                                                                      \
-         .kind = OPTION_STRING,                                                                    \
-         .placeholder = "PATH",                                                                    \
-         .help = "key file of a private swarm"},                                                   \
-        {.name = "identity",                                                                       \
-         .kind = OPTION_STRING,                                                                    \
-         .placeholder = "PATH",                                                                    \
-         .help = "key file to call with, made if missing; without it a new identity"},             \
+    SWARM_MEMBER_OPTION_SPECS(                                                                     \
+        "DHT peers of the swarm to join by, HOST:PORT each, or trackers that name some, "          \
+        "tracker://HOST:PORT",                                                                     \
+        "key file to call with, made if missing; without it a new identity"),                      \
         {.name = "dht-listen",                                                                     \
          .kind = OPTION_ENDPOINT,                                                                  \
          .any_port = true,                                                                         \

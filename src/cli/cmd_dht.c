@@ -10,6 +10,7 @@
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/signals.h"
+#include "cli/swarm_options.h"
 #include "dht/swarm.h"
 
 enum { LEAVE_TIMEOUT_MS = 4000 };
@@ -20,30 +21,7 @@ static const struct option_spec specs[] = {
      .any_port = true,
      .default_text = "0.0.0.0:4222",
      .help = "UDP endpoint; a wildcard host is both families, * as port picks one"},
-    {.name = "initial-peers",
-     .kind = OPTION_LIST,
-     .placeholder = "PEER,...",
-     .check = options_check_initial_peer,
-     .help = "other DHT peers of the swarm, HOST:PORT each, or trackers that name some, "
-             "tracker://HOST:PORT; without them this peer starts a swarm"},
-    {.name = "swarm",
-     .kind = OPTION_STRING,
-     .placeholder = "NAME",
-     .check = options_check_swarm,
-     .default_text = "skep",
-     .help = "name of the swarm"},
-    {.name = "swarm-key",
-     .kind = OPTION_STRING,
-     .placeholder = "PATH",
-     .help = "key file of a private swarm"},
-    {.name = "identity",
-     .kind = OPTION_STRING,
-     .placeholder = "PATH",
-     .help = "key file of this peer, made if missing; without it a new identity each time"},
-    {.name = "peers-file",
-     .kind = OPTION_STRING,
-     .placeholder = "PATH",
-     .help = "where known peers are kept for the next start"},
+    SWARM_OPTION_SPECS("peer"),
     {.name = "json",
      .kind = OPTION_FLAG,
      .help = "print a line of JSON when ready, and one at the end"},
@@ -111,14 +89,6 @@ static skep_status join(const struct options *o, struct peer *p, struct skep_err
     return SKEP_OK;
 }
 
-static void print_event(json_t *event)
-{
-    if (event != NULL && json_dumpf(event, stdout, JSON_COMPACT) == 0)
-        putchar('\n');
-    json_decref(event);
-    fflush(stdout);
-}
-
 static void tell_ready(const struct options *o, const struct peer *p)
 {
     char id[PEER_ID_HEX_BYTES];
@@ -129,9 +99,10 @@ static void tell_ready(const struct options *o, const struct peer *p)
     log_info("DHT on UDP port %u", (unsigned)swarm_dht_port(p->swarm));
     log_info("others join with: %s", swarm_join_options(p->swarm, p->initial_peer, join));
     if (options_flag(o, "json"))
-        print_event(json_pack("{s:s, s:s, s:s, s:i, s:s}", "event", "ready", "peer_id", id, "swarm",
-                              options_string(o, "swarm"), "dht_port", (int)swarm_dht_port(p->swarm),
-                              "initial_peers", p->initial_peer));
+        json_print_event(json_pack("{s:s, s:s, s:s, s:i, s:s}", "event", "ready", "peer_id", id,
+                                   "swarm", options_string(o, "swarm"), "dht_port",
+                                   (int)swarm_dht_port(p->swarm), "initial_peers",
+                                   p->initial_peer));
 }
 
 static void tell_stopped(const struct options *o, const struct peer *p)
@@ -142,10 +113,10 @@ static void tell_stopped(const struct options *o, const struct peer *p)
     log_info("stopping: %u peers, %zu values stored for others", status.good_nodes,
              status.storage_values);
     if (options_flag(o, "json"))
-        print_event(json_pack("{s:s, s:i, s:I, s:I, s:I}", "event", "stopped", "dht_peers",
-                              (int)status.good_nodes, "values", (json_int_t)status.storage_values,
-                              "value_bytes", (json_int_t)status.storage_bytes, "values_refused",
-                              (json_int_t)status.values_refused));
+        json_print_event(json_pack(
+            "{s:s, s:i, s:I, s:I, s:I}", "event", "stopped", "dht_peers", (int)status.good_nodes,
+            "values", (json_int_t)status.storage_values, "value_bytes",
+            (json_int_t)status.storage_bytes, "values_refused", (json_int_t)status.values_refused));
 }
 
 int cmd_dht(int argc, char **argv)

@@ -13,6 +13,7 @@
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/signals.h"
+#include "cli/swarm_options.h"
 #include "dht/uid.h"
 
 enum { READY_TIMEOUT_MS = 5000 };
@@ -38,47 +39,9 @@ static const struct option_spec specs[] = {
      .any_port = true,
      .default_text = "0.0.0.0:*",
      .help = "TCP endpoint to serve requests on; * as port picks one"},
-    {.name = "dht-listen",
-     .kind = OPTION_ENDPOINT,
-     .any_port = true,
-     .help = "UDP endpoint of the DHT; without it the host of --listen and any port"},
-    {.name = "announce",
-     .kind = OPTION_ENDPOINT,
-     .any_port = true,
-     .help = "endpoint to publish; without it that of --listen or, if that is a wildcard, the "
-             "address other peers see"},
+    SWARM_ENDPOINT_OPTION_SPECS,
     /* swarm */
-    {.name = "initial-peers",
-     .kind = OPTION_LIST,
-     .placeholder = "PEER,...",
-     .check = options_check_initial_peer,
-     .help = "DHT peers of the swarm to join, HOST:PORT each, or trackers that name some, "
-             "tracker://HOST:PORT; without them this node starts a swarm"},
-    {.name = "swarm",
-     .kind = OPTION_STRING,
-     .placeholder = "NAME",
-     .check = options_check_swarm,
-     .default_text = "skep",
-     .help = "name of the swarm"},
-    {.name = "swarm-key",
-     .kind = OPTION_STRING,
-     .placeholder = "PATH",
-     .help = "key file of a private swarm"},
-    {.name = "identity",
-     .kind = OPTION_STRING,
-     .placeholder = "PATH",
-     .help = "key file of this node, made if missing; without it a new identity each time"},
-    {.name = "peers-file",
-     .kind = OPTION_STRING,
-     .placeholder = "PATH",
-     .help = "where known peers are kept for the next start"},
-    {.name = "update-period",
-     .kind = OPTION_INT,
-     .min = 1,
-     .max = 1800,
-     .unit = "s",
-     .default_text = "30s",
-     .help = "time between two publications in the DHT"},
+    SWARM_OPTION_SPECS("node"),
     {.name = "no-dht", .kind = OPTION_FLAG, .help = "serve only: publish and look up nothing"},
     {.name = "insecure-plaintext",
      .kind = OPTION_FLAG,
@@ -351,36 +314,18 @@ static const struct option_table table = {
 
 /* Room for the texts that options of a node point to. */
 struct texts {
-    char listen[ENDPOINT_TEXT_BYTES];
-    char dht_listen[ENDPOINT_TEXT_BYTES];
-    char announce[ENDPOINT_TEXT_BYTES];
+    struct swarm_texts swarm;
     char tracker_listen[ENDPOINT_TEXT_BYTES];
     char tracker[ENDPOINT_TEXT_BYTES];
 };
-
-static const char *endpoint_text(const struct options *o, const char *name,
-                                 char out[static ENDPOINT_TEXT_BYTES])
-{
-    const struct endpoint *e = options_endpoint(o, name);
-
-    return e != NULL ? endpoint_format(e, out) : NULL;
-}
 
 static void fill_node_options(const struct options *o, struct texts *texts,
                               struct skep_node_options *out)
 {
     skep_node_options_init(out);
-    out->listen = endpoint_text(o, "listen", texts->listen);
-    out->dht_listen = endpoint_text(o, "dht-listen", texts->dht_listen);
-    out->announce = endpoint_text(o, "announce", texts->announce);
-    out->initial_peers = options_list(o, "initial-peers", &out->initial_peer_count);
-    out->peers_file = options_string(o, "peers-file");
+    swarm_options_read(o, &texts->swarm, out);
     out->no_dht = options_flag(o, "no-dht");
-    out->swarm = options_string(o, "swarm");
-    out->swarm_key = options_string(o, "swarm-key");
-    out->identity = options_string(o, "identity");
     out->insecure_plaintext = options_flag(o, "insecure-plaintext");
-    out->update_period_s = (uint32_t)options_int(o, "update-period");
     out->max_batch_size = options_int(o, "max-batch-size");
     out->min_batch_size = options_int(o, "min-batch-size");
     out->batch_timeout_ms = (uint32_t)options_int(o, "batch-timeout");
@@ -400,9 +345,9 @@ static void fill_node_options(const struct options *o, struct texts *texts,
     out->keep_checkpoints = (unsigned)options_int(o, "keep-checkpoints");
     out->strict_checkpoints = options_flag(o, "strict-checkpoints");
     out->no_tracker = options_flag(o, "no-tracker");
-    out->tracker_listen = endpoint_text(o, "tracker-listen", texts->tracker_listen);
+    out->tracker_listen = swarm_option_endpoint(o, "tracker-listen", texts->tracker_listen);
     out->no_federation = options_flag(o, "no-federation");
-    out->tracker = endpoint_text(o, "tracker", texts->tracker);
+    out->tracker = swarm_option_endpoint(o, "tracker", texts->tracker);
     out->tracker_key = options_string(o, "tracker-key");
     out->lease_timeout_ms = (uint32_t)options_int(o, "lease-timeout");
     if (!options_flag(o, "json")) /* else the reports are printed here */
@@ -550,15 +495,6 @@ static skep_status add_experts(const struct options *o, struct skep_node *node,
 
 /* --- what programs read -------------------------------------------------------------------- */
 
-/* One event, one line: programs read them as they come. */
-static void print_event(json_t *event)
-{
-    if (event != NULL && json_dumpf(event, stdout, JSON_COMPACT) == 0)
-        putchar('\n');
-    json_decref(event);
-    fflush(stdout);
-}
-
 static json_t *json_experts(struct skep_node *node)
 {
     json_t *list = json_array();
@@ -575,11 +511,11 @@ static void print_ready(struct skep_node *node)
 {
     const char *tracker = skep_node_tracker_endpoint(node);
 
-    print_event(json_pack("{s:s, s:s, s:s, s:i, s:s, s:s?, s:o}", "event", "ready", "peer_id",
-                          skep_node_peer_id(node), "endpoint", skep_node_endpoint(node), "dht_port",
-                          (int)skep_node_dht_port(node), "initial_peers",
-                          skep_node_initial_peer(node), "tracker",
-                          tracker[0] != '\0' ? tracker : NULL, "experts", json_experts(node)));
+    json_print_event(json_pack("{s:s, s:s, s:s, s:i, s:s, s:s?, s:o}", "event", "ready", "peer_id",
+                               skep_node_peer_id(node), "endpoint", skep_node_endpoint(node),
+                               "dht_port", (int)skep_node_dht_port(node), "initial_peers",
+                               skep_node_initial_peer(node), "tracker",
+                               tracker[0] != '\0' ? tracker : NULL, "experts", json_experts(node)));
 }
 
 static json_t *json_pool(const struct skep_pool_stats *p)
@@ -616,7 +552,7 @@ static void print_stats(struct skep_node *node, const char *event)
     struct skep_node_stats s;
 
     skep_node_stats(node, &s);
-    print_event(json_pack(
+    json_print_event(json_pack(
         "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
         "s:I, "
         "s:o, "

@@ -18,6 +18,7 @@
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/signals.h"
+#include "cli/swarm_options.h"
 
 enum { DEFAULT_PORT_END = 9199, MAX_PORT = 65535 };
 
@@ -68,51 +69,13 @@ static const struct option_spec specs[] = {
     {.name = "no-federation",
      .kind = OPTION_FLAG,
      .help = "neither ask other trackers of the swarm for resources nor serve them"},
-    {.name = "initial-peers",
-     .kind = OPTION_LIST,
-     .placeholder = "PEER,...",
-     .check = options_check_initial_peer,
-     .help = "DHT peers of the swarm to join, HOST:PORT each, or trackers that name some, "
-             "tracker://HOST:PORT; without them this tracker starts a swarm"},
-    {.name = "swarm",
-     .kind = OPTION_STRING,
-     .placeholder = "NAME",
-     .check = options_check_swarm,
-     .default_text = "skep",
-     .help = "name of the swarm"},
-    {.name = "swarm-key",
-     .kind = OPTION_STRING,
-     .placeholder = "PATH",
-     .help = "key file of a private swarm"},
-    {.name = "identity",
-     .kind = OPTION_STRING,
-     .placeholder = "PATH",
-     .help = "key file of this peer, made if missing; without it a new identity each time"},
-    {.name = "peers-file",
-     .kind = OPTION_STRING,
-     .placeholder = "PATH",
-     .help = "where known peers are kept for the next start"},
+    SWARM_OPTION_SPECS("tracker"),
     {.name = "listen",
      .kind = OPTION_ENDPOINT,
      .any_port = true,
      .help = "TCP endpoint for other trackers of the swarm, encrypted; without it --host and any "
              "port"},
-    {.name = "dht-listen",
-     .kind = OPTION_ENDPOINT,
-     .any_port = true,
-     .help = "UDP endpoint of the DHT; without it the host of --listen and any port"},
-    {.name = "announce",
-     .kind = OPTION_ENDPOINT,
-     .any_port = true,
-     .help = "endpoint to publish; without it that of --listen or, if that is a wildcard, the "
-             "address other peers see"},
-    {.name = "update-period",
-     .kind = OPTION_INT,
-     .min = 1,
-     .max = 1800,
-     .unit = "s",
-     .default_text = "30s",
-     .help = "time between two publications in the DHT"},
+    SWARM_ENDPOINT_OPTION_SPECS,
     {.name = "json",
      .kind = OPTION_FLAG,
      .help = "print a line of JSON when ready, and one at the end"},
@@ -169,25 +132,18 @@ static int read_options(const struct options *o, struct skep_tracker_options *ou
     return CLI_DONE;
 }
 
-static void print_event(json_t *event)
-{
-    if (event != NULL && json_dumpf(event, stdout, JSON_COMPACT) == 0)
-        putchar('\n');
-    json_decref(event);
-    fflush(stdout);
-}
-
 static void tell_stopped(struct skep_tracker *tracker)
 {
     struct skep_tracker_stats s;
 
     skep_tracker_stats(tracker, &s);
-    print_event(json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "event", "stopped",
-                          "connections", (json_int_t)s.connections_accepted, "connections_refused",
-                          (json_int_t)s.connections_refused, "messages", (json_int_t)s.messages,
-                          "puts", (json_int_t)s.puts, "requests", (json_int_t)s.requests,
-                          "requests_served", (json_int_t)s.requests_served, "protocol_errors",
-                          (json_int_t)s.protocol_errors, "timeouts", (json_int_t)s.timeouts));
+    json_print_event(json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "event", "stopped",
+                               "connections", (json_int_t)s.connections_accepted,
+                               "connections_refused", (json_int_t)s.connections_refused, "messages",
+                               (json_int_t)s.messages, "puts", (json_int_t)s.puts, "requests",
+                               (json_int_t)s.requests, "requests_served",
+                               (json_int_t)s.requests_served, "protocol_errors",
+                               (json_int_t)s.protocol_errors, "timeouts", (json_int_t)s.timeouts));
 }
 
 static void serve(const struct options *o, struct running *running, struct skep_tracker *tracker)
@@ -195,10 +151,10 @@ static void serve(const struct options *o, struct running *running, struct skep_
     bool json = options_flag(o, "json");
 
     if (json)
-        print_event(json_pack("{s:s, s:s, s:i, s:s, s:s}", "event", "ready", "host",
-                              options_string(o, "host"), "port", (int)skep_tracker_port(tracker),
-                              "endpoint", skep_tracker_endpoint(tracker), "stop_key",
-                              skep_tracker_stop_key(tracker)));
+        json_print_event(json_pack(
+            "{s:s, s:s, s:i, s:s, s:s}", "event", "ready", "host", options_string(o, "host"),
+            "port", (int)skep_tracker_port(tracker), "endpoint", skep_tracker_endpoint(tracker),
+            "stop_key", skep_tracker_stop_key(tracker)));
     atomic_store(&running->tracker, tracker);
     if (atomic_load(&running->stop)) /* the signal came before it could be passed on */
         skep_tracker_request_stop(tracker);
@@ -213,17 +169,9 @@ static void serve(const struct options *o, struct running *running, struct skep_
 
 /* Room for the texts that options of a node point to. */
 struct texts {
-    char listen[ENDPOINT_TEXT_BYTES], dht_listen[ENDPOINT_TEXT_BYTES];
-    char announce[ENDPOINT_TEXT_BYTES], tracker[ENDPOINT_TEXT_BYTES];
+    struct swarm_texts swarm;
+    char tracker[ENDPOINT_TEXT_BYTES];
 };
-
-static const char *endpoint_text(const struct options *o, const char *name,
-                                 char out[static ENDPOINT_TEXT_BYTES])
-{
-    const struct endpoint *e = options_endpoint(o, name);
-
-    return e != NULL ? endpoint_format(e, out) : NULL;
-}
 
 /* --host, which may have brackets, with a port, as endpoints are written. */
 static const char *host_text(const char *host, uint16_t port, char out[static ENDPOINT_TEXT_BYTES])
@@ -240,17 +188,9 @@ static void fill_node_options(const struct options *o, const struct skep_tracker
                               struct texts *texts, struct skep_node_options *out)
 {
     skep_node_options_init(out);
-    out->listen = endpoint_text(o, "listen", texts->listen);
+    swarm_options_read(o, &texts->swarm, out);
     if (out->listen == NULL)
-        out->listen = host_text(tracker->host, 0, texts->listen);
-    out->dht_listen = endpoint_text(o, "dht-listen", texts->dht_listen);
-    out->announce = endpoint_text(o, "announce", texts->announce);
-    out->initial_peers = options_list(o, "initial-peers", &out->initial_peer_count);
-    out->peers_file = options_string(o, "peers-file");
-    out->swarm = options_string(o, "swarm");
-    out->swarm_key = options_string(o, "swarm-key");
-    out->identity = options_string(o, "identity");
-    out->update_period_s = (uint32_t)options_int(o, "update-period");
+        out->listen = host_text(tracker->host, 0, texts->swarm.listen);
     out->no_federation = options_flag(o, "no-federation");
     out->tracker_listen = host_text(tracker->host, tracker->port, texts->tracker);
     out->tracker_any_port = tracker->port == 0;
@@ -270,12 +210,12 @@ static void tell_node_ready(const struct options *o, struct skep_node *node)
 
     if (endpoint_parse(&e, endpoint, false, NULL) != SKEP_OK)
         return; /* it is as endpoint_format() wrote it */
-    print_event(json_pack("{s:s, s:s, s:i, s:s, s:s, s:s, s:s, s:i, s:s}", "event", "ready", "host",
-                          options_string(o, "host"), "port", (int)e.port, "endpoint", endpoint,
-                          "stop_key", skep_node_tracker_stop_key(node), "peer_id",
-                          skep_node_peer_id(node), "node_endpoint", skep_node_endpoint(node),
-                          "dht_port", (int)skep_node_dht_port(node), "initial_peers",
-                          skep_node_initial_peer(node)));
+    json_print_event(json_pack("{s:s, s:s, s:i, s:s, s:s, s:s, s:s, s:i, s:s}", "event", "ready",
+                               "host", options_string(o, "host"), "port", (int)e.port, "endpoint",
+                               endpoint, "stop_key", skep_node_tracker_stop_key(node), "peer_id",
+                               skep_node_peer_id(node), "node_endpoint", skep_node_endpoint(node),
+                               "dht_port", (int)skep_node_dht_port(node), "initial_peers",
+                               skep_node_initial_peer(node)));
 }
 
 static void tell_node_stopped(struct skep_node *node)
@@ -283,7 +223,7 @@ static void tell_node_stopped(struct skep_node *node)
     struct skep_node_stats s;
 
     skep_node_stats(node, &s);
-    print_event(json_pack(
+    json_print_event(json_pack(
         "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "event", "stopped",
         "connections", (json_int_t)s.tracker_connections_accepted, "connections_refused",
         (json_int_t)s.tracker_connections_refused, "messages", (json_int_t)s.tracker_messages,

@@ -277,3 +277,11 @@ bool json_print(json_t *value, FILE *out)
     json_decref(value);
     return good && fputc('\n', out) != EOF && fflush(out) == 0;
 }
+
+void json_print_event(json_t *event)
+{
+    if (event != NULL && json_dumpf(event, stdout, JSON_COMPACT) == 0)
+        putchar('\n');
+    json_decref(event);
+    fflush(stdout);
+}

@@ -67,6 +67,9 @@ void progress_end(struct progress *p, const char *note);
 /* Prints a value and a line end. @param value taken always; NULL counts as memory that ran short.
  * @return whether all of it was written. */
 bool json_print(json_t *value, FILE *out);
+/* One event, one line on standard output, at once: programs read them as they come. @param event
+ * taken always; NULL (memory ran short) prints nothing. */
+void json_print_event(json_t *event);
 
 /* Whether a stream is a terminal that understands colours and cursor movement. */
 bool output_is_terminal(FILE *stream);

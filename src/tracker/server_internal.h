@@ -1,6 +1,7 @@
 /*
  * What the server's files share: server.c (life, and what other modules call), server_listen.c
- * (ports), server_conn.c (sockets), server_request.c (what requests do).
+ * (ports), server_accept.c (new connections), server_conn.c (sockets), server_request.c (what
+ * requests do).
  */
 #ifndef SKEP_TRACKER_SERVER_INTERNAL_H
 #define SKEP_TRACKER_SERVER_INTERNAL_H
@@ -93,8 +94,12 @@ SKEP_MUST_CHECK skep_status tracker_listen(struct listeners *out, const char *ho
                                            uint32_t port_end, bool reuse_addr,
                                            struct skep_error *err);
 
-/* server_conn.c */
+/* server_accept.c */
 void tracker_accept(uv_poll_t *handle, int status, int events);
+
+/* server_conn.c */
+/* The connection is whole: it is one of the server's, and read from. */
+void tracker_conn_begin(struct tracker_conn *conn);
 void tracker_conn_touch(struct tracker_conn *conn);
 /* Logs why, unless it is NULL, and has it closed before the loop sleeps. */
 void tracker_conn_fail(struct tracker_conn *conn, const char *why);
@@ -104,6 +109,8 @@ void tracker_flush(struct tracker_server *server);
 void tracker_arm_timer(struct tracker_server *server);
 /* Closes connections whose time is up. */
 void tracker_run_deadlines(struct tracker_server *server, uint64_t now_us);
+/* A warning about one connection, of which a log gets few: strangers can provoke it. */
+void tracker_log_seldom(struct log_gate *gate, const struct tracker_conn *conn, const char *what);
 /* Whether its other end is there, as far as this machine knows. */
 bool tracker_conn_is_there(const struct tracker_conn *conn);
 
