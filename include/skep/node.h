@@ -122,6 +122,8 @@ struct skep_node_options {
      * do not. */
     const char *tracker_key;
     uint32_t lease_timeout_ms; /**< longest that a lease lasts unless renewed. Default 600000. */
+    uint32_t lease_silence_ms; /**< a holder of whom nothing comes for so long, though asked, has
+                                    lost the lease; at least 100. Default 15000. */
 };
 
 SKEP_API void skep_node_options_init(struct skep_node_options *options);

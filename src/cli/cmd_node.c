@@ -292,6 +292,13 @@ static const struct option_spec specs[] = {
      .unit = "ms",
      .default_text = "10m",
      .help = "longest that a lease of this node lasts unless it is renewed"},
+    {.name = "lease-silence",
+     .kind = OPTION_INT,
+     .min = 100,
+     .max = UINT32_MAX,
+     .unit = "ms",
+     .default_text = "15s",
+     .help = "who leases this node and is not heard of for so long, though asked, has lost it"},
     {.name = "json",
      .kind = OPTION_FLAG,
      .help = "print a line of JSON when ready, for each report and at the end"},
@@ -350,6 +357,7 @@ static void fill_node_options(const struct options *o, struct texts *texts,
     out->tracker = swarm_option_endpoint(o, "tracker", texts->tracker);
     out->tracker_key = options_string(o, "tracker-key");
     out->lease_timeout_ms = (uint32_t)options_int(o, "lease-timeout");
+    out->lease_silence_ms = (uint32_t)options_int(o, "lease-silence");
     if (!options_flag(o, "json")) /* else the reports are printed here */
         out->stats_report_interval_s = (uint32_t)options_int(o, "stats-report-interval");
 }

@@ -97,6 +97,11 @@ uint64_t server_call_deadline_us(const struct server_call *call); /* CLOCK_NEVER
 /* Whether the caller is gone: work for it is wasted. Thread: any. */
 bool server_call_is_gone(const struct server_call *call);
 /*
+ * The caller is to be known to live while the call is open: as session_watch(). If it does not, its
+ * connection ends, and with it the call. Inside `complete` only.
+ */
+void server_call_watch(struct server_call *call, uint32_t silence_ms);
+/*
  * In which encoding the reply's F32 tensors should travel: they do if the peer takes it, it saves
  * bytes, and NaN and infinity have a place in it or do not occur. ENCODING_NONE if never called.
  * Before server_call_reply(), by who replies.

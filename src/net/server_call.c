@@ -12,6 +12,7 @@
  */
 #include "net/server_internal.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -364,6 +365,15 @@ void server_call_reply(struct server_call *call, const struct skep_error *err,
     else if (!last || reply_bytes(tensors, tensor_count) > MAX_DIRECT_BYTES ||
              !answer_directly(call, err, &view, tensors, tensor_count))
         post_answer(call, err, result, result_len, tensors, tensor_count);
+}
+
+void server_call_watch(struct server_call *call, uint32_t silence_ms)
+{
+    assert(loop_is_own_thread(call->io->loop));
+    if (call->stream == NULL)
+        return;
+    session_watch(call->conn->conn.session, call->stream, silence_ms);
+    conn_touch(&call->conn->conn); /* its next deadline may have come nearer */
 }
 
 void server_call_set_encoding(struct server_call *call, enum tensor_encoding encoding)

@@ -1,6 +1,7 @@
 /* A session's life, its clock, and what can be asked of it. */
 #include "net/session_internal.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -262,11 +263,25 @@ static uint64_t idle_at(const struct session *s)
     return timeout_at(later(s->last_receive_us, s->last_send_us), s->limits.idle_timeout_ms);
 }
 
+static uint32_t watch_ping_ms(const struct session *s)
+{
+    return s->silence_ms / 3 > 0 ? s->silence_ms / 3 : 1;
+}
+
 static uint64_t ping_at(const struct session *s)
 {
-    if (!s->config.initiator || s->open_streams == 0 || s->ping_out)
+    if (s->open_streams == 0 || s->ping_out || (!s->config.initiator && s->watched == 0))
         return CLOCK_NEVER;
-    return timeout_at(later(s->last_receive_us, s->ping_us), s->limits.ping_period_ms);
+    return timeout_at(later(s->last_receive_us, s->ping_us),
+                      s->config.initiator ? s->limits.ping_period_ms : watch_ping_ms(s));
+}
+
+/* Only once it was asked: after a stop of our own process it is silent through no fault of its. */
+static uint64_t silence_at(const struct session *s)
+{
+    if (s->watched == 0 || !s->ping_out)
+        return CLOCK_NEVER;
+    return timeout_at(later(s->last_receive_us, s->ping_us), s->silence_ms - watch_ping_ms(s));
 }
 
 uint64_t session_next_tick(const struct session *s)
@@ -275,7 +290,8 @@ uint64_t session_next_tick(const struct session *s)
         return s->failure_told ? CLOCK_NEVER : 0;
     if (s->phase != PHASE_OPEN)
         return timeout_at(s->started_us, s->limits.handshake_timeout_ms);
-    uint64_t times[] = {send_stall_at(s), receive_stall_at(s), idle_at(s), ping_at(s)};
+    uint64_t times[] = {send_stall_at(s), receive_stall_at(s), idle_at(s), ping_at(s),
+                        silence_at(s)};
     uint64_t first = CLOCK_NEVER;
     for (size_t i = 0; i < sizeof(times) / sizeof(times[0]); i++)
         if (times[i] < first)
@@ -302,6 +318,10 @@ static void check_times(struct session *s)
                      s->receiving > 0 ? "a message was half received"
                      : s->ping_out    ? "a PING was unanswered"
                                       : "a frame was half received");
+    } else if (now >= silence_at(s)) {
+        session_fail(s, SKEP_DEADLINE_EXCEEDED,
+                     "silent for %" PRIu32 " ms, PING or not, while a call needs the peer alive",
+                     s->silence_ms);
     } else if (now >= idle_at(s)) {
         session_fail(s, SKEP_DEADLINE_EXCEEDED, "idle for %" PRIu32 " ms",
                      s->limits.idle_timeout_ms);
@@ -334,6 +354,17 @@ void session_ping(struct session *s)
         s->ping_out = true;
         s->ping_us = s->now_us;
     }
+}
+
+void session_watch(struct session *s, struct session_stream *stream, uint32_t silence_ms)
+{
+    assert(!s->config.initiator && !stream->detached && silence_ms > 1);
+    if (stream->watched)
+        return;
+    if (s->watched == 0 || silence_ms < s->silence_ms)
+        s->silence_ms = silence_ms;
+    stream->watched = true;
+    s->watched++;
 }
 
 void session_goaway(struct session *s, const char *reason)

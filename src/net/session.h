@@ -160,6 +160,12 @@ const struct session_peer *session_peer(const struct session *s);
 size_t session_open_streams(const struct session *s);
 /* Initiator, or responder that wants to know whether the peer lives: asks for a PONG. */
 void session_ping(struct session *s);
+/*
+ * Responder: the peer is to be known to live as long as this call is open. When nothing has come
+ * for a third of silence_ms it gets a PING; when two thirds later there is still nothing, the
+ * connection ends. Of several such calls the shortest time holds until the last of them has ended.
+ */
+void session_watch(struct session *s, struct session_stream *stream, uint32_t silence_ms);
 /* The last measured round trip (handshake, then PINGs) in microseconds; 0: none yet. */
 uint64_t session_rtt_us(const struct session *s);
 /* Bytes that are queued for the peer and not handed out by session_send() yet. */

@@ -61,6 +61,7 @@ struct session_stream {
     bool head_sent;
     bool end_sent;
     bool detached; /* out of all tables: its last event is running */
+    bool watched;  /* responder: counted in session.watched */
     enum stream_intake intake;
     void *user;
 
@@ -173,6 +174,8 @@ struct session {
     uint64_t ping_number;
     uint64_t ping_us;
     uint64_t rtt_us;
+    size_t watched;      /* open streams whose peer must be heard of */
+    uint32_t silence_ms; /* for how long it may not be, while there are some */
 
     /* Streams. */
     uint32_t next_stream; /* initiator's next id */

@@ -120,6 +120,8 @@ void stream_detach(struct session *s, struct session_stream *stream)
     s->declared_bytes -= stream->declared;
     stream->declared = 0;
     s->open_streams--;
+    s->watched -= stream->watched;
+    stream->watched = false;
     stream->detached = true;
 }
 

@@ -367,6 +367,7 @@ static void go_on(struct leases *l, struct server_call *call, const struct lease
     } else if (params->hold && l->hold != NULL) {
         rc = error_set(&err, SKEP_FAILED_PRECONDITION, "lease: is held open already");
     } else if (params->hold) {
+        server_call_watch(call, l->config.silence_ms); /* before another thread may answer it */
         l->hold = call;
     } else if (params->end) {
         f = end_lease(l, "ended", &l->stats.ended);

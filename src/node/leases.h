@@ -26,6 +26,7 @@ enum { LEASE_ID_BYTES = 16, LEASE_PRIORITY = 1 };
 
 struct leases_config {
     uint32_t max_duration_ms; /* of a lease that is not renewed */
+    uint32_t silence_ms;      /* a holder that is not heard of for so long has vanished */
     /* There is something for leases_tick(): a lease has ended, or its end is due at another time.
      * May be NULL. */
     void (*changed)(void *arg);

@@ -26,6 +26,7 @@ skep_status node_open_leases(struct skep_node *node, struct skep_error *err)
 {
     const struct leases_config config = {
         .max_duration_ms = node->settings.options.lease_timeout_ms,
+        .silence_ms = node->settings.options.lease_silence_ms,
         .changed = on_lease_changed,
         .arg = node,
     };

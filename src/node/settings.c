@@ -40,6 +40,7 @@ void skep_node_options_init(struct skep_node_options *options)
         .tracker_timeout_ms = 10000,
         .tracker_max_connections = 65536,
         .lease_timeout_ms = 600000,
+        .lease_silence_ms = 15000,
     };
 }
 
@@ -68,6 +69,7 @@ static skep_status check_numbers(const struct skep_node_options *o, struct skep_
         {"tracker_max_connections", o->tracker_max_connections, 1, CONNECTIONS_MAX},
         {"tracker_port_end", o->tracker_port_end, 0, UINT16_MAX + 1},
         {"lease_timeout_ms", o->lease_timeout_ms, LEASE_MIN_MS, UINT32_MAX},
+        {"lease_silence_ms", o->lease_silence_ms, LEASE_MIN_MS, UINT32_MAX},
         {"num_handlers", o->num_handlers, 0, HANDLERS_MAX},
         {"max_connections", o->max_connections, 1, CONNECTIONS_MAX},
         {"max_message_bytes",

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <skep/client.h>
+#include <skep/log.h>
 #include <skep/node.h>
 #include "base/clock.h"
 #include "base/tensor.h"
@@ -33,7 +34,7 @@ static void nap(void)
         assert_true(condition);                                                                    \
     } while (0)
 
-static struct skep_node *start_node(uint32_t lease_timeout_ms)
+static struct skep_node *start_node_with(uint32_t lease_timeout_ms, uint32_t lease_silence_ms)
 {
     struct skep_node_options options;
     struct skep_expert_options expert;
@@ -47,6 +48,8 @@ static struct skep_node *start_node(uint32_t lease_timeout_ms)
     options.tracker_any_port = true;
     options.tracker_key = "k";
     options.lease_timeout_ms = lease_timeout_ms;
+    if (lease_silence_ms > 0)
+        options.lease_silence_ms = lease_silence_ms;
     skep_expert_options_init(&expert);
     expert.cls = "nop";
     expert.hidden_dim = HIDDEN;
@@ -58,6 +61,11 @@ static struct skep_node *start_node(uint32_t lease_timeout_ms)
     if (rc != SKEP_OK)
         fail_msg("node: %s", err.message);
     return node;
+}
+
+static struct skep_node *start_node(uint32_t lease_timeout_ms)
+{
+    return start_node_with(lease_timeout_ms, 0);
 }
 
 static struct skep_client *start_client(void)
@@ -262,7 +270,7 @@ struct holder {
     pid_t pid;
     int to, from; /* pipes */
 };
-static struct holder holder;
+static struct holder holders[2]; /* one for each test that needs one */
 
 /* In the child: leases what it is told, says so, and waits for its end. */
 static void hold(int in, int out)
@@ -282,42 +290,99 @@ static void hold(int in, int out)
     _exit(1);
 }
 
-static void make_holder(void)
+static void make_holder(struct holder *out)
 {
     int to[2], from[2];
 
     assert_int_equal(pipe(to), 0);
     assert_int_equal(pipe(from), 0);
-    holder.pid = fork();
-    assert_true(holder.pid >= 0);
-    if (holder.pid == 0) {
+    out->pid = fork();
+    assert_true(out->pid >= 0);
+    if (out->pid == 0) {
         close(to[1]);
         close(from[0]);
         hold(to[0], from[1]);
     }
     close(to[0]);
     close(from[1]);
-    holder.to = to[1];
-    holder.from = from[0];
+    out->to = to[1];
+    out->from = from[0];
+}
+
+/* The other process leases the node. */
+static void lease_elsewhere(struct skep_node *node, const struct holder *holder)
+{
+    char match_key[256], line[1024], answer = '0';
+
+    request(node, match_key, sizeof(match_key));
+    int n = snprintf(line, sizeof(line), "%s %s", skep_node_endpoint(node), match_key);
+    assert_int_equal(write(holder->to, line, (size_t)n), n);
+    assert_int_equal(read(holder->from, &answer, 1), 1);
+    assert_int_equal(answer, '1');
+    assert_int_equal(stats_of(node).leases, 1);
+}
+
+static void end_holder(struct holder *holder)
+{
+    if (holder->pid <= 0)
+        return;
+    kill(holder->pid, SIGKILL);
+    waitpid(holder->pid, NULL, 0);
+    holder->pid = 0;
 }
 
 static void a_holder_that_is_killed_gives_the_node_back(void **state)
 {
     (void)state;
     struct skep_node *node = start_node(60000);
-    char match_key[256], line[1024], answer = '0';
 
-    request(node, match_key, sizeof(match_key));
-    int n = snprintf(line, sizeof(line), "%s %s", skep_node_endpoint(node), match_key);
-    assert_int_equal(write(holder.to, line, (size_t)n), n);
-    assert_int_equal(read(holder.from, &answer, 1), 1);
-    assert_int_equal(answer, '1');
+    lease_elsewhere(node, &holders[0]);
     assert_true(is_leased(node));
-    assert_int_equal(kill(holder.pid, SIGKILL), 0);
+    end_holder(&holders[0]);
     UNTIL(!is_leased(node) && is_on_offer(node));
-    assert_int_equal(waitpid(holder.pid, NULL, 0), holder.pid);
-    holder.pid = 0;
     skep_node_free(node);
+}
+
+/* Its connection stays open, as that of a machine that has lost its power: only silence tells. */
+static void a_holder_that_falls_silent_gives_the_node_back(void **state)
+{
+    (void)state;
+    struct skep_node *node = start_node_with(10 * PATIENCE_MS, 2000);
+
+    lease_elsewhere(node, &holders[1]);
+    assert_int_equal(kill(holders[1].pid, SIGSTOP), 0);
+    UNTIL(!is_leased(node) && is_on_offer(node));
+    end_holder(&holders[1]);
+    skep_node_free(node);
+}
+
+static bool has_expired, has_vanished; /* written by the node's threads before its lease is over */
+
+static void watch_log(enum skep_log_level level, const char *text, void *arg)
+{
+    (void)arg;
+    (void)level;
+    has_expired = has_expired || strstr(text, ": expired") != NULL;
+    has_vanished = has_vanished || strstr(text, ": vanished") != NULL;
+}
+
+/* It has nothing to say for several times as long, but answers when asked. */
+static void a_holder_that_answers_is_left_alone(void **state)
+{
+    (void)state;
+    struct skep_node *node = start_node_with(60000, 3000);
+    struct skep_client *client = start_client();
+
+    has_expired = has_vanished = false;
+    skep_log_set(SKEP_LOG_INFO, watch_log, NULL);
+    struct skep_client_lease *held = lease(client, node, 7000);
+    assert_true(skep_client_lease_wait_ended(held, PATIENCE_MS));
+    skep_client_lease_free(held);
+    skep_client_free(client);
+    skep_node_free(node);
+    skep_log_set(SKEP_LOG_WARNING, NULL, NULL);
+    assert_true(has_expired);
+    assert_false(has_vanished);
 }
 
 /* ---- without a node ---- */
@@ -350,6 +415,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_holder_that_is_killed_gives_the_node_back),
+        cmocka_unit_test(a_holder_that_falls_silent_gives_the_node_back),
+        cmocka_unit_test(a_holder_that_answers_is_left_alone),
         cmocka_unit_test(a_match_key_is_good_once),
         cmocka_unit_test(experts_of_a_lease_are_called),
         cmocka_unit_test(a_lease_expires_unless_it_is_renewed),
@@ -359,9 +426,10 @@ int main(void)
         cmocka_unit_test(nothing_is_offered_while_it_is_closed),
     };
 
-    make_holder();
+    make_holder(&holders[0]);
+    make_holder(&holders[1]);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    if (holder.pid > 0)
-        kill(holder.pid, SIGKILL);
+    end_holder(&holders[0]);
+    end_holder(&holders[1]);
     return failed;
 }

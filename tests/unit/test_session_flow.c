@@ -343,6 +343,66 @@ static void dead_peer_is_noticed_by_its_silence(void **state)
     pair_free(p);
 }
 
+enum { SILENCE_MS = 3000 };
+
+/* A call whose caller must be alive, and is: whoever asks, each PING is answered. */
+static void watched_peer_that_answers_stays(void **state)
+{
+    struct pair *p = pair_opened(NOISE_CHACHAPOLY, false);
+
+    (void)state;
+    p->hold = true;
+    struct call_log *call = pair_call(p, NULL, 0);
+    pair_run(p);
+    session_watch(p->b.session, p->served[0].stream, SILENCE_MS);
+    pair_wait(p, UINT64_C(600) * 1000000);
+    assert_false(p->a.ended || p->b.ended);
+    pair_reply(p, &p->served[0], SKEP_OK);
+    pair_run(p);
+    assert_int_equal(call->status, SKEP_OK);
+    pair_free(p);
+}
+
+static void watched_peer_that_is_silent_is_noticed_in_time(void **state)
+{
+    struct pair *p = pair_opened(NOISE_CHACHAPOLY, false);
+
+    (void)state;
+    p->hold = true;
+    pair_call(p, NULL, 0);
+    pair_run(p);
+    session_watch(p->b.session, p->served[0].stream, SILENCE_MS);
+    p->a.deaf = true;
+    pair_wait(p, SILENCE_MS * UINT64_C(1000) - 1000);
+    assert_false(p->b.ended);
+    assert_int_equal(p->served[0].gone, 0);
+    pair_wait(p, 2000);
+    assert_true(p->b.ended);
+    assert_int_equal(p->b.end.status, SKEP_DEADLINE_EXCEEDED);
+    assert_contains(p->b.end.message, "silent");
+    pair_free(p);
+}
+
+/* Once the call is over, the peer may be as silent as any. */
+static void watching_ends_with_the_call(void **state)
+{
+    struct pair *p = pair_opened(NOISE_CHACHAPOLY, false);
+
+    (void)state;
+    p->hold = true;
+    struct call_log *watched = pair_call(p, NULL, 0);
+    pair_call(p, NULL, 0);
+    pair_run(p);
+    session_watch(p->b.session, p->served[0].stream, SILENCE_MS);
+    pair_reply(p, &p->served[0], SKEP_OK);
+    pair_run(p);
+    assert_int_equal(watched->status, SKEP_OK);
+    p->a.deaf = true;
+    pair_wait(p, 5 * SILENCE_MS * UINT64_C(1000));
+    assert_false(p->b.ended);
+    pair_free(p);
+}
+
 static void half_a_request_stalls(void **state)
 {
     struct pair *p = pair_opened(NOISE_CHACHAPOLY, false);
@@ -955,6 +1015,9 @@ int main(void)
         cmocka_unit_test(silent_dialler_is_dropped_in_time),
         cmocka_unit_test(idle_connection_is_closed_by_the_responder_only),
         cmocka_unit_test(long_call_is_kept_alive_by_pings),
+        cmocka_unit_test(watched_peer_that_answers_stays),
+        cmocka_unit_test(watched_peer_that_is_silent_is_noticed_in_time),
+        cmocka_unit_test(watching_ends_with_the_call),
         cmocka_unit_test(dead_peer_is_noticed_by_its_silence),
         cmocka_unit_test(half_a_request_stalls),
         cmocka_unit_test(message_limit_is_exact_at_sender_and_receiver),
