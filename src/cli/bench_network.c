@@ -151,8 +151,18 @@ static void say(int fd, const char *line)
         _exit(1);
 }
 
+/* What the network was made for. */
+static skep_status do_work(struct child *c, const struct bench_network_work *work,
+                           struct skep_error *err)
+{
+    if (work == NULL)
+        return publish(c, err);
+    return work->publish(work->arg, c->swarms, c->process->first_peer, c->process->peers, err);
+}
+
 /* Never returns, and frees nothing: the process ends. */
-static void be_child(struct bench_process *process, uint16_t port, int in, int out)
+static void be_child(struct bench_process *process, const struct bench_network *network, int in,
+                     int out)
 {
     struct child *c = calloc(1, sizeof(*c));
     struct skep_error err = {0};
@@ -162,7 +172,7 @@ static void be_child(struct bench_process *process, uint16_t port, int in, int o
         _exit(1);
     signal(SIGINT, SIG_IGN); /* the terminal sends it to all; the end of `in` is the word for us */
     c->process = process;
-    c->port = port;
+    c->port = network->port;
     pthread_mutex_init(&c->lock, NULL);
     cond_init(&c->ended);
     skep_status rc = start_peers(c, &err);
@@ -170,7 +180,7 @@ static void be_child(struct bench_process *process, uint16_t port, int in, int o
         snprintf(line, sizeof(line), "%u\n", (unsigned)c->port);
         say(out, line);
         if (read(in, line, 1) == 1) {
-            rc = publish(c, &err);
+            rc = do_work(c, network->work, &err);
             say(out, rc == SKEP_OK ? "ok\n" : "");
         }
     }
@@ -240,7 +250,7 @@ static skep_status start_process(struct bench_network *network, struct bench_pro
         /* This side's ends, also of the others: an input ends when nobody can write to it. */
         for (size_t i = 0; i <= network->process_count; i++)
             close_pipes(&network->processes[i]);
-        be_child(p, network->port, to[0], from[1]);
+        be_child(p, network, to[0], from[1]);
     }
     close(to[0]);
     close(from[1]);
@@ -261,7 +271,8 @@ static skep_status start_all(struct bench_network *network, size_t processes,
         struct bench_process *p = &network->processes[i];
         p->first_key = network->keys * i / processes;
         p->keys = network->keys * (i + 1) / processes - p->first_key;
-        p->peers = network->peers * (i + 1) / processes - network->peers * i / processes;
+        p->first_peer = network->peers * i / processes;
+        p->peers = network->peers * (i + 1) / processes - p->first_peer;
         rc = start_process(network, p, err);
         if (rc == SKEP_OK)
             rc = read_line(p, line, err);
@@ -271,28 +282,52 @@ static skep_status start_all(struct bench_network *network, size_t processes,
     return rc;
 }
 
-skep_status bench_network_start(struct bench_network *network, size_t peers, size_t processes,
-                                size_t keys, struct skep_error *err)
+/* Stops what there is on failure. */
+static skep_status open_network(struct bench_network *network, size_t processes,
+                                struct skep_error *err)
 {
-    skep_status rc;
-    char line[LINE_BYTES];
+    size_t peers = network->peers;
 
-    *network = (struct bench_network){.peers = peers, .keys = keys};
     if (processes == 0 || processes > BENCH_NETWORK_MAX_PROCESSES || peers < processes ||
         peers > processes * BENCH_NETWORK_PROCESS_PEERS)
         return error_set(err, SKEP_INVALID_ARGUMENT,
                          "%zu peers in %zu processes, expected 1 to %d in each", peers, processes,
                          BENCH_NETWORK_PROCESS_PEERS);
     signal(SIGPIPE, SIG_IGN);
-    rc = start_all(network, processes, err);
-    for (size_t i = 0; i < processes && rc == SKEP_OK; i++)
+    skep_status rc = start_all(network, processes, err);
+    if (rc != SKEP_OK)
+        bench_network_stop(network);
+    return rc;
+}
+
+skep_status bench_network_open(struct bench_network *network, size_t peers, size_t processes,
+                               const struct bench_network_work *work, struct skep_error *err)
+{
+    *network = (struct bench_network){.peers = peers, .work = work};
+    return open_network(network, processes, err);
+}
+
+skep_status bench_network_publish(struct bench_network *network, struct skep_error *err)
+{
+    skep_status rc = SKEP_OK;
+    char line[LINE_BYTES];
+
+    for (size_t i = 0; i < network->process_count && rc == SKEP_OK; i++)
         if (write(network->processes[i].to, "p", 1) != 1)
             rc = error_set(err, SKEP_UNAVAILABLE, "bench network: a process of peers ended");
-    for (size_t i = 0; i < processes && rc == SKEP_OK; i++)
+    for (size_t i = 0; i < network->process_count && rc == SKEP_OK; i++)
         rc = read_line(&network->processes[i], line, err);
     if (rc != SKEP_OK)
         bench_network_stop(network);
     return rc;
+}
+
+skep_status bench_network_start(struct bench_network *network, size_t peers, size_t processes,
+                                size_t keys, struct skep_error *err)
+{
+    *network = (struct bench_network){.peers = peers, .keys = keys};
+    skep_status rc = open_network(network, processes, err);
+    return rc == SKEP_OK ? bench_network_publish(network, err) : rc;
 }
 
 size_t bench_network_kill(struct bench_network *network, size_t peers)

@@ -20,15 +20,30 @@ struct bench_process {
     pid_t pid;        /* 0: ended */
     int to, from;     /* pipes, from this process; -1: closed. Owned */
     size_t first_key; /* it publishes the experts bench.<first_key> ... */
+    size_t first_peer;
     size_t peers, keys;
+};
+
+struct swarm;
+
+/* What peers publish, if not "bench.<key>". */
+struct bench_network_work {
+    /*
+     * Runs in each process, with its peers, number first_peer of the network and following; what
+     * it starts goes on until the process ends.
+     */
+    skep_status (*publish)(void *arg, struct swarm *const *swarms, size_t first_peer, size_t count,
+                           struct skep_error *err);
+    void *arg;
 };
 
 /* Zeroed memory is no network. */
 struct bench_network {
     struct bench_process processes[BENCH_NETWORK_MAX_PROCESSES];
     size_t process_count;
-    size_t peers, keys; /* altogether */
-    uint16_t port;      /* of the first peer, on 127.0.0.1 */
+    size_t peers, keys;                    /* altogether */
+    uint16_t port;                         /* of the first peer, on 127.0.0.1 */
+    const struct bench_network_work *work; /* borrowed; NULL: as bench_network_start() says */
 };
 
 extern const char bench_network_swarm[]; /* the swarm's name */
@@ -42,6 +57,16 @@ extern const char bench_network_swarm[]; /* the swarm's name */
 SKEP_MUST_CHECK skep_status bench_network_start(struct bench_network *network, size_t peers,
                                                 size_t processes, size_t keys,
                                                 struct skep_error *err);
+/*
+ * The same in two steps, so that others can join before anything is published: peers that have
+ * joined; then what `work` publishes (borrowed until bench_network_stop()).
+ */
+SKEP_MUST_CHECK skep_status bench_network_open(struct bench_network *network, size_t peers,
+                                               size_t processes,
+                                               const struct bench_network_work *work,
+                                               struct skep_error *err);
+SKEP_MUST_CHECK skep_status bench_network_publish(struct bench_network *network,
+                                                  struct skep_error *err);
 /* Kills the last processes, as many as hold at least so many peers. Returns how many peers that
  * were. The first process is never killed. */
 size_t bench_network_kill(struct bench_network *network, size_t peers);

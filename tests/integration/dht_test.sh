@@ -81,4 +81,11 @@ stop first "$first_pid" TERM
 for word in '"bench"' '"ratio"' 'lookups/s' 'killed'; do
     grep -qF -- "$word" "$work/bench" || fail "bench dht printed no $word"
 done
+"$skep" bench moe --num-peers 4 --grid-size 3 --runs 1 --num-searches 1 --num-batches 2 --num-passes 2 \
+    --json >"$work/bench" || fail "bench moe failed"
+for word in '"ratio"' 'beam search, 27 experts, cold, 4 peers' 'watched' 'forward, 64 samples'; do
+    grep -qF -- "$word" "$work/bench" || fail "bench moe printed no $word"
+done
+"$skep" bench moe --num-peers 4 --num-nodes 5 >"$work/out" 2>&1
+[ $? -eq 2 ] && grep -qF '5' "$work/out" || fail "more nodes than peers were not bad usage"
 [ "$failures" -eq 0 ]
