@@ -18,6 +18,7 @@
 #include "cli/options.h"
 #include "cli/output.h"
 #include "experts/expert.h"
+#include "experts/half.h"
 #include "experts/optimizer.h"
 #include "experts/parallel.h"
 #include "experts/product.h"
@@ -268,10 +269,11 @@ static skep_status turn_gemms(void *arg, double *ns, struct skep_error *err)
     return rc;
 }
 
-/* ---- one Adam step and a copy */
+/* ---- one Adam step, which is also what an expert does after its gradients, and a copy */
 
 struct adam {
     struct optimizer optimizer;
+    struct half half; /* written along with the parameters where an expert has one */
     size_t count;
     float *params, *grads, *copy; /* owned */
 };
@@ -279,12 +281,13 @@ struct adam {
 static void adam_free(struct adam *a)
 {
     optimizer_fini(&a->optimizer);
+    half_fini(&a->half);
     mem_free(a->params);
     mem_free(a->grads);
     mem_free(a->copy);
 }
 
-static skep_status adam_make(struct adam *a, size_t count, struct skep_error *err)
+static skep_status adam_make(struct adam *a, size_t count, bool bf16, struct skep_error *err)
 {
     struct skep_expert_options o;
 
@@ -292,8 +295,12 @@ static skep_status adam_make(struct adam *a, size_t count, struct skep_error *er
     skep_expert_options_init(&o);
     o.learning_rate = 1e-6;
     skep_status rc = optimizer_init(&a->optimizer, &o, count, err);
+    if (rc == SKEP_OK && bf16)
+        rc = half_init(&a->half, count, NULL, 0, err);
     if (rc != SKEP_OK)
         return rc;
+    if (bf16)
+        a->optimizer.follower = &a->half;
     a->params = floats_new(count);
     a->grads = floats_new(count);
     a->copy = floats_new(count);
@@ -443,7 +450,7 @@ static skep_status measure_backward(struct bench *b, bool bf16, struct skep_erro
         return SKEP_OK;
     skep_status rc = subject_ffn(&s, BACKWARD_ROWS, b->hidden, bf16, err);
     if (rc == SKEP_OK)
-        rc = adam_make(&a, (size_t)expert_parameter_count(s.expert), err);
+        rc = adam_make(&a, (size_t)expert_parameter_count(s.expert), bf16, err);
     struct side sides[3] = {{turn_backward, &s, 0.0}, {turn_gemms, &s, 0.0}, {turn_adam, &a, 0.0}};
     if (rc == SKEP_OK)
         rc = warm_up(sides, 3, err);
@@ -470,7 +477,7 @@ static skep_status measure_adam(struct bench *b, struct skep_error *err)
 
     if (!is_wanted(b, name))
         return SKEP_OK;
-    skep_status rc = adam_make(&a, (size_t)(24 * b->hidden * b->hidden), err);
+    skep_status rc = adam_make(&a, (size_t)(24 * b->hidden * b->hidden), false, err);
     struct side sides[2] = {{turn_adam, &a, 0.0}, {turn_copy, &a, 0.0}};
 
     if (rc == SKEP_OK)

@@ -120,3 +120,19 @@ size_t call_linear_scratch(const struct expert_call *call, size_t rows, size_t i
 {
     return kernel_linear_scratch(rows, in, out, call->half != NULL);
 }
+
+bool call_takes_half(const struct expert_call *call)
+{
+    return call->half != NULL && kernel_takes_half();
+}
+
+struct kernel_values call_cut_values(const struct expert_call *call, size_t count)
+{
+    struct kernel_values v = {NULL, NULL};
+
+    if (call_takes_half(call))
+        v.half = (uint16_t *)workspace_cut(call->ws, count / 2 + 1);
+    else
+        v.full = workspace_cut(call->ws, count);
+    return v;
+}

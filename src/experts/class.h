@@ -101,6 +101,12 @@ struct kernel_linear call_linear(const struct expert_call *call, size_t weight, 
 /* kernel_linear_scratch() in the precision of the call. */
 size_t call_linear_scratch(const struct expert_call *call, size_t rows, size_t in, size_t out);
 
+/* Whether the call's products read bfloat16 as it is. */
+bool call_takes_half(const struct expert_call *call);
+/* Scratch memory for what an operation writes and a product reads: bfloat16 if the call takes it.
+ */
+struct kernel_values call_cut_values(const struct expert_call *call, size_t count);
+
 #define EXPERT_NORM_EPS 1e-5f
 
 extern const struct expert_class expert_class_det_dropout;

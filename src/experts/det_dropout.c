@@ -108,7 +108,7 @@ static skep_status run_hidden(const struct expert_call *call, const struct scrat
     const struct kernel_linear in = linear_of(call, W_IN, s);
 
     apply_mask(call, skep_tensor_data(&call->inputs[X]), s->z);
-    skep_status rc = kernel_linear(&in, s->z, NULL, s->act, err);
+    skep_status rc = kernel_linear(&in, kernel_floats(s->z), NULL, s->act, err);
     if (rc == SKEP_OK)
         kernel_map(simd_ops()->relu, s->act, NULL, s->act, NULL,
                    call->rows * call->plan->dims[WIDE]);
@@ -121,9 +121,9 @@ static skep_status forward(const struct expert_call *call, struct skep_error *er
     const struct kernel_linear out = linear_of(call, W_OUT, &s);
     skep_status rc = run_hidden(call, &s, err);
 
-    return rc != SKEP_OK
-               ? rc
-               : kernel_linear(&out, s.act, NULL, skep_tensor_data(&call->outputs[0]), err);
+    return rc != SKEP_OK ? rc
+                         : kernel_linear(&out, kernel_floats(s.act), NULL,
+                                         skep_tensor_data(&call->outputs[0]), err);
 }
 
 static skep_status backward(const struct expert_call *call, struct skep_error *err)
@@ -139,17 +139,19 @@ static skep_status backward(const struct expert_call *call, struct skep_error *e
     skep_status rc = run_hidden(call, &s, err);
 
     if (rc == SKEP_OK)
-        rc = kernel_linear_grad_weight(&out, dy, s.act, call->grads[W_OUT], err);
+        rc = kernel_linear_grad_weight(&out, kernel_floats(dy), kernel_floats(s.act),
+                                       call->grads[W_OUT], err);
     if (rc == SKEP_OK)
-        rc = kernel_linear_grad_input(&out, dy, NULL, s.grad, err);
+        rc = kernel_linear_grad_input(&out, kernel_floats(dy), NULL, s.grad, err);
     if (rc != SKEP_OK)
         return rc;
     kernel_column_sums(dy, rows, hidden, call->grads[B_OUT]);
     kernel_map(simd_ops()->relu_backward, s.act, NULL, s.grad, NULL, rows * wide);
     kernel_column_sums(s.grad, rows, wide, call->grads[B_IN]);
-    rc = kernel_linear_grad_weight(&in, s.grad, s.z, call->grads[W_IN], err);
+    rc = kernel_linear_grad_weight(&in, kernel_floats(s.grad), kernel_floats(s.z),
+                                   call->grads[W_IN], err);
     if (rc == SKEP_OK)
-        rc = kernel_linear_grad_input(&in, s.grad, NULL, dx, err);
+        rc = kernel_linear_grad_input(&in, kernel_floats(s.grad), NULL, dx, err);
     if (rc != SKEP_OK)
         return rc;
     apply_mask(call, dx, dx);

@@ -33,8 +33,8 @@ static skep_status describe(const struct skep_expert_options *options, struct ex
 
 /* One hidden layer: linear, layer norm, ReLU. */
 struct layer {
-    float *pre; /* before the norm; forward only: the same memory as `post` */
-    float *post;
+    float *pre; /* before the norm */
+    struct kernel_values post;
     float *mean;
     float *rstd;
 };
@@ -42,32 +42,41 @@ struct layer {
 struct scratch {
     struct layer first;
     struct layer second;
-    float *grad;   /* of a wide layer; backward only */
-    float *linear; /* kernel_linear()'s */
-    float *norm;   /* kernel_norm_backward()'s */
+    struct kernel_values grad; /* of a wide layer; backward only; half of it if products take it */
+    float *linear;             /* kernel_linear()'s */
+    float *norm;               /* kernel_norm_backward()'s */
 };
 
-static struct layer cut_layer(struct workspace *ws, size_t rows, size_t wide, bool backward)
+/* @param spare_pre  memory for `pre` that nobody needs any more, or NULL */
+static struct layer cut_layer(const struct expert_call *call, float *spare_pre, bool backward)
 {
+    const size_t n = call->rows * call->plan->dims[WIDE];
     struct layer l;
 
-    l.pre = workspace_cut(ws, rows * wide);
-    l.post = backward ? workspace_cut(ws, rows * wide) : l.pre;
-    l.mean = workspace_cut(ws, rows);
-    l.rstd = workspace_cut(ws, rows);
+    l.pre = spare_pre != NULL ? spare_pre : workspace_cut(call->ws, n);
+    if (backward || call_takes_half(call))
+        l.post = call_cut_values(call, n);
+    else
+        l.post = (struct kernel_values){.full = l.pre};
+    l.mean = workspace_cut(call->ws, call->rows);
+    l.rstd = workspace_cut(call->ws, call->rows);
     return l;
 }
 
 static struct scratch cut_scratch(const struct expert_call *call, bool backward)
 {
     size_t wide = call->plan->dims[WIDE];
+    /* Where the activations are apart, what was before the first norm is not needed again. */
+    bool shares_pre = !backward && call_takes_half(call);
     struct scratch s = {0};
 
-    s.first = cut_layer(call->ws, call->rows, wide, backward);
-    s.second = cut_layer(call->ws, call->rows, wide, backward);
+    s.first = cut_layer(call, NULL, backward);
+    s.second = cut_layer(call, shares_pre ? s.first.pre : NULL, backward);
     s.linear = workspace_cut(call->ws, call_linear_scratch(call, call->rows, wide, wide));
     if (backward) {
-        s.grad = workspace_cut(call->ws, call->rows * wide);
+        s.grad.full = workspace_cut(call->ws, call->rows * wide);
+        if (call_takes_half(call))
+            s.grad.half = call_cut_values(call, call->rows * wide).half;
         s.norm = workspace_cut(call->ws, kernel_norm_backward_scratch(wide));
     }
     return s;
@@ -95,8 +104,9 @@ static struct kernel_linear linear_of(const struct expert_call *call, int weight
 }
 
 /* weight: the number of the linear's; its bias and the norm's two follow. */
-static skep_status run_layer(const struct expert_call *call, const struct layer *l, const float *x,
-                             int weight, float *scratch, struct skep_error *err)
+static skep_status run_layer(const struct expert_call *call, const struct layer *l,
+                             struct kernel_input x, int weight, float *scratch,
+                             struct skep_error *err)
 {
     const struct simd_norm norm = layer_norm(call, weight + 2);
     const struct kernel_linear linear = linear_of(call, weight, scratch);
@@ -111,10 +121,10 @@ static skep_status run_hidden(const struct expert_call *call, const struct scrat
                               struct skep_error *err)
 {
     const float *x = skep_tensor_data(&call->inputs[0]);
-    skep_status rc = run_layer(call, &s->first, x, W0, s->linear, err);
+    skep_status rc = run_layer(call, &s->first, kernel_floats(x), W0, s->linear, err);
 
     if (rc == SKEP_OK)
-        rc = run_layer(call, &s->second, s->first.post, W3, s->linear, err);
+        rc = run_layer(call, &s->second, kernel_input(s->first.post), W3, s->linear, err);
     return rc;
 }
 
@@ -126,13 +136,13 @@ static skep_status forward(const struct expert_call *call, struct skep_error *er
 
     if (rc != SKEP_OK)
         return rc;
-    return kernel_linear(&last, s.second.post, skep_tensor_data(&call->inputs[0]),
+    return kernel_linear(&last, kernel_input(s.second.post), skep_tensor_data(&call->inputs[0]),
                          skep_tensor_data(&call->outputs[0]), err);
 }
 
 /* Through ReLU, norm and the linear's own parameters; s->grad goes from post to pre. */
 static skep_status run_layer_back(const struct expert_call *call, const struct scratch *s,
-                                  const struct layer *l, const float *x, int weight,
+                                  const struct layer *l, struct kernel_input x, int weight,
                                   struct skep_error *err)
 {
     const struct simd_norm norm = layer_norm(call, weight + 2);
@@ -143,15 +153,16 @@ static skep_status run_layer_back(const struct expert_call *call, const struct s
         .sum = call->grads[weight + 1],
     };
 
-    kernel_norm_backward(&norm, l->pre, l->post, l->mean, l->rstd, call->rows, s->grad, &grads,
-                         s->norm);
-    return kernel_linear_grad_weight(&linear, s->grad, x, call->grads[weight], err);
+    kernel_norm_backward(&norm, l->pre, kernel_input(l->post), l->mean, l->rstd, call->rows,
+                         s->grad, &grads, s->norm);
+    return kernel_linear_grad_weight(&linear, kernel_input(s->grad), x, call->grads[weight], err);
 }
 
 static skep_status backward(const struct expert_call *call, struct skep_error *err)
 {
-    const float *x = skep_tensor_data(&call->inputs[0]);
+    const struct kernel_input x = kernel_floats(skep_tensor_data(&call->inputs[0]));
     const float *dy = skep_tensor_data(&call->grad_outputs[0]);
+    float *dx = skep_tensor_data(&call->grad_inputs[0]);
     struct scratch s = cut_scratch(call, true);
     const struct kernel_linear l0 = linear_of(call, W0, s.linear);
     const struct kernel_linear l3 = linear_of(call, W3, s.linear);
@@ -160,23 +171,23 @@ static skep_status backward(const struct expert_call *call, struct skep_error *e
     skep_status rc = run_hidden(call, &s, err);
 
     if (rc == SKEP_OK)
-        rc = kernel_linear_grad_weight(&l6, dy, s.second.post, call->grads[W6], err);
+        rc = kernel_linear_grad_weight(&l6, kernel_floats(dy), kernel_input(s.second.post),
+                                       call->grads[W6], err);
     if (rc == SKEP_OK)
-        rc = kernel_linear_grad_input(&l6, dy, NULL, s.grad, err);
+        rc = kernel_linear_grad_input(&l6, kernel_floats(dy), NULL, s.grad.full, err);
     if (rc == SKEP_OK)
-        rc = run_layer_back(call, &s, &s.second, s.first.post, W3, err);
+        rc = run_layer_back(call, &s, &s.second, kernel_input(s.first.post), W3, err);
     if (rc != SKEP_OK)
         return rc;
     kernel_column_sums(dy, call->rows, call->plan->dims[HIDDEN], call->grads[B6]);
     /* The second layer's activations are done with: the next gradient takes their place. */
     float *next = s.second.pre;
-    rc = kernel_linear_grad_input(&l3, s.grad, NULL, next, err);
-    s.grad = next;
+    rc = kernel_linear_grad_input(&l3, kernel_input(s.grad), NULL, next, err);
+    s.grad.full = next;
     if (rc == SKEP_OK)
         rc = run_layer_back(call, &s, &s.first, x, W0, err);
     if (rc == SKEP_OK)
-        rc =
-            kernel_linear_grad_input(&l0, s.grad, dy, skep_tensor_data(&call->grad_inputs[0]), err);
+        rc = kernel_linear_grad_input(&l0, kernel_input(s.grad), dy, dx, err);
     return rc;
 }
 

@@ -146,8 +146,14 @@ static size_t rounded_floats(size_t n)
     return (floats + TILE - 1) / TILE * TILE;
 }
 
-static skep_status half_forward(const struct kernel_linear *l, const float *x, const float *add,
-                                float *y, struct skep_error *err)
+/* The n values of an operand as bfloat16. */
+static const uint16_t *half_values(struct kernel_input x, size_t n, float *scratch)
+{
+    return x.half != NULL ? x.half : rounded(x.full, n, scratch);
+}
+
+static skep_status half_forward(const struct kernel_linear *l, struct kernel_input x,
+                                const float *add, float *y, struct skep_error *err)
 {
     const bool is_packed = l->half->packed != NULL && l->rows < PACKED_BELOW_ROWS;
     const struct product p = {
@@ -159,15 +165,15 @@ static skep_status half_forward(const struct kernel_linear *l, const float *x, c
         .bias = l->bias,
         .single = is_single(l->rows, l->out, l->in),
     };
-    const void *xh = rounded(x, l->rows * l->in, l->scratch);
+    const uint16_t *xh = half_values(x, l->rows * l->in, l->scratch);
 
     if (add != NULL)
         memcpy(y, add, l->rows * l->out * sizeof(*y));
     return product_run(&p, xh, is_packed ? l->half->packed : l->half->plain, y, err);
 }
 
-static skep_status half_grad_input(const struct kernel_linear *l, const float *dy, const float *add,
-                                   float *dx, struct skep_error *err)
+static skep_status half_grad_input(const struct kernel_linear *l, struct kernel_input dy,
+                                   const float *add, float *dx, struct skep_error *err)
 {
     const struct product p = {
         .kind = PRODUCT_NN,
@@ -177,13 +183,13 @@ static skep_status half_grad_input(const struct kernel_linear *l, const float *d
         .accumulate = add != NULL,
         .single = is_single(l->rows, l->in, l->out),
     };
-    const void *dyh = rounded(dy, l->rows * l->out, l->scratch);
+    const uint16_t *dyh = half_values(dy, l->rows * l->out, l->scratch);
 
     return product_run(&p, dyh, l->half->plain, dx, err);
 }
 
-static skep_status half_grad_weight(const struct kernel_linear *l, const float *dy, const float *x,
-                                    float *dw, struct skep_error *err)
+static skep_status half_grad_weight(const struct kernel_linear *l, struct kernel_input dy,
+                                    struct kernel_input x, float *dw, struct skep_error *err)
 {
     const struct product p = {
         .kind = PRODUCT_TN,
@@ -192,8 +198,9 @@ static skep_status half_grad_weight(const struct kernel_linear *l, const float *
         .k = l->rows,
         .single = is_single(l->out, l->in, l->rows),
     };
-    const void *dyh = rounded(dy, l->rows * l->out, l->scratch);
-    const void *xh = rounded(x, l->rows * l->in, l->scratch + rounded_floats(l->rows * l->out));
+    const size_t dy_count = l->rows * l->out;
+    const uint16_t *dyh = half_values(dy, dy_count, l->scratch);
+    const uint16_t *xh = half_values(x, l->rows * l->in, l->scratch + rounded_floats(dy_count));
 
     return product_run(&p, dyh, xh, dw, err);
 }
@@ -253,21 +260,27 @@ static skep_status forward_float(const struct kernel_linear *l, const float *x, 
     return rc;
 }
 
-skep_status kernel_linear(const struct kernel_linear *l, const float *x, const float *add, float *y,
-                          struct skep_error *err)
+bool kernel_takes_half(void)
+{
+    return product_available();
+}
+
+skep_status kernel_linear(const struct kernel_linear *l, struct kernel_input x, const float *add,
+                          float *y, struct skep_error *err)
 {
     if (l->half == NULL)
-        return forward_float(l, x, add, y, err);
+        return forward_float(l, x.full, add, y, err);
     if (product_available())
         return half_forward(l, x, add, y, err);
     const struct kernel_linear r = rounded_layer(l);
-    return forward_float(&r, rounded(x, l->rows * l->in, l->scratch), add, y, err);
+    return forward_float(&r, rounded(x.full, l->rows * l->in, l->scratch), add, y, err);
 }
 
-skep_status kernel_linear_grad_input(const struct kernel_linear *l, const float *dy,
+skep_status kernel_linear_grad_input(const struct kernel_linear *l, struct kernel_input dy,
                                      const float *add, float *dx, struct skep_error *err)
 {
     const float *weight = l->weight;
+    const float *full = dy.full;
 
     if (add != NULL && add != dx)
         memcpy(dx, add, l->rows * l->in * sizeof(*dx));
@@ -275,21 +288,24 @@ skep_status kernel_linear_grad_input(const struct kernel_linear *l, const float 
         return half_grad_input(l, dy, add, dx, err);
     if (l->half != NULL) {
         weight = l->half->plain;
-        dy = rounded(dy, l->rows * l->out, l->scratch);
+        full = rounded(full, l->rows * l->out, l->scratch);
     }
-    return gemm('N', 'N', l->rows, l->in, l->out, dy, weight, add != NULL ? 1.0f : 0.0f, dx, err);
+    return gemm('N', 'N', l->rows, l->in, l->out, full, weight, add != NULL ? 1.0f : 0.0f, dx, err);
 }
 
-skep_status kernel_linear_grad_weight(const struct kernel_linear *l, const float *dy,
-                                      const float *x, float *dw, struct skep_error *err)
+skep_status kernel_linear_grad_weight(const struct kernel_linear *l, struct kernel_input dy,
+                                      struct kernel_input x, float *dw, struct skep_error *err)
 {
+    const float *dy_full = dy.full;
+    const float *x_full = x.full;
+
     if (l->half != NULL && product_available())
         return half_grad_weight(l, dy, x, dw, err);
     if (l->half != NULL) {
-        dy = rounded(dy, l->rows * l->out, l->scratch);
-        x = rounded(x, l->rows * l->in, l->scratch + rounded_floats(l->rows * l->out));
+        dy_full = rounded(dy_full, l->rows * l->out, l->scratch);
+        x_full = rounded(x_full, l->rows * l->in, l->scratch + rounded_floats(l->rows * l->out));
     }
-    return gemm('T', 'N', l->out, l->in, l->rows, dy, x, 0.0f, dw, err);
+    return gemm('T', 'N', l->out, l->in, l->rows, dy_full, x_full, 0.0f, dw, err);
 }
 
 struct column_sums {
@@ -321,7 +337,7 @@ void kernel_column_sums(const float *x, size_t rows, size_t n, float *sum)
 struct norm_job {
     const struct simd_norm *norm;
     const float *x;
-    float *y;
+    struct kernel_values y;
     float *mean;
     float *rstd;
 };
@@ -332,12 +348,13 @@ static void norm_rows(void *arg, size_t first, size_t last, unsigned part)
     size_t at = first * j->norm->n;
 
     (void)part;
-    simd_ops()->norm_forward(j->norm, j->x + at, last - first, j->y + at, j->mean + first,
-                             j->rstd + first);
+    simd_ops()->norm_forward(
+        j->norm, j->x + at, last - first, j->y.full != NULL ? j->y.full + at : NULL,
+        j->y.half != NULL ? j->y.half + at : NULL, j->mean + first, j->rstd + first);
 }
 
-void kernel_norm(const struct simd_norm *norm, const float *x, size_t rows, float *y, float *mean,
-                 float *rstd)
+void kernel_norm(const struct simd_norm *norm, const float *x, size_t rows, struct kernel_values y,
+                 float *mean, float *rstd)
 {
     struct norm_job j = {.norm = norm, .x = x, .y = y, .mean = mean, .rstd = rstd};
 
@@ -352,10 +369,10 @@ size_t kernel_norm_backward_scratch(size_t n)
 struct norm_backward_job {
     const struct simd_norm *norm;
     const float *x;
-    const float *y;
+    struct kernel_input y;
     const float *mean;
     const float *rstd;
-    float *grad;
+    struct kernel_values grad;
     float *partial; /* for each part: weight, bias and sum gradients, n each */
 };
 
@@ -367,8 +384,10 @@ static void norm_backward_rows(void *arg, size_t first, size_t last, unsigned pa
     float *mine = j->partial + (size_t)part * 3 * n;
 
     memset(mine, 0, 3 * n * sizeof(*mine));
-    simd_ops()->norm_backward(j->norm, j->x + at, j->y != NULL ? j->y + at : NULL, j->mean + first,
-                              j->rstd + first, last - first, j->grad + at, mine, mine + n,
+    simd_ops()->norm_backward(j->norm, j->x + at, j->y.full != NULL ? j->y.full + at : NULL,
+                              j->y.half != NULL ? j->y.half + at : NULL, j->mean + first,
+                              j->rstd + first, last - first, j->grad.full + at,
+                              j->grad.half != NULL ? j->grad.half + at : NULL, mine, mine + n,
                               mine + 2 * n);
 }
 
@@ -380,9 +399,9 @@ static void merge_parts(const float *partial, unsigned parts, size_t n, float *o
         simd_ops()->column_sums(partial + (size_t)p * 3 * n, 1, n, out);
 }
 
-void kernel_norm_backward(const struct simd_norm *norm, const float *x, const float *y,
-                          const float *mean, const float *rstd, size_t rows, float *grad,
-                          const struct norm_grads *out, float *scratch)
+void kernel_norm_backward(const struct simd_norm *norm, const float *x, struct kernel_input y,
+                          const float *mean, const float *rstd, size_t rows,
+                          struct kernel_values grad, const struct norm_grads *out, float *scratch)
 {
     size_t n = norm->n;
     size_t grain = grain_rows(n);
@@ -419,6 +438,37 @@ void kernel_map(simd_map fn, const float *a, const float *b, float *c, float *d,
     struct map_job j = {fn, a, b, c, d};
 
     parallel_range(n, GRAIN, TILE, map_range, &j);
+}
+
+struct map_to_job {
+    simd_map fn;
+    const float *a;
+    const float *b;
+    uint16_t *c;
+};
+
+static void map_to_half_range(void *arg, size_t first, size_t last, unsigned part)
+{
+    enum { BLOCK = 1024 };
+    const struct map_to_job *j = arg;
+    float block[BLOCK];
+
+    (void)part;
+    for (size_t at = first; at < last; at += BLOCK) {
+        size_t n = last - at < BLOCK ? last - at : BLOCK;
+        j->fn(j->a + at, j->b != NULL ? j->b + at : NULL, block, NULL, n);
+        simd_ops()->to_bf16(block, j->c + at, n);
+    }
+}
+
+void kernel_map_to(simd_map fn, const float *a, const float *b, struct kernel_values c, size_t n)
+{
+    struct map_to_job j = {fn, a, b, c.half};
+
+    if (c.half != NULL)
+        parallel_range(n, GRAIN, TILE, map_to_half_range, &j);
+    else
+        kernel_map(fn, a, b, c.full, NULL, n);
 }
 
 struct squares_job {

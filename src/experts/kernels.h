@@ -10,6 +10,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <skep/status.h>
 
 #include "experts/half.h"
@@ -29,6 +30,37 @@ struct kernel_linear {
     float *scratch; /* kernel_linear_scratch() floats */
 };
 
+/* Whether products in bfloat16 read activations that are bfloat16 already, so that what is between
+ * two layers need not be float32: where the CPU has no bfloat16 they are rounded floats. */
+bool kernel_takes_half(void);
+
+/* Numbers between two operations, written once: bfloat16 where half is not NULL, else float32. */
+struct kernel_values {
+    float *full;
+    uint16_t *half;
+};
+
+/* What a product reads: half where it is not NULL, else full, which is rounded if need be. */
+struct kernel_input {
+    const float *full;
+    const uint16_t *half;
+};
+
+static inline struct kernel_input kernel_floats(const float *x)
+{
+    return (struct kernel_input){.full = x};
+}
+
+static inline struct kernel_values kernel_to(float *x)
+{
+    return (struct kernel_values){.full = x};
+}
+
+static inline struct kernel_input kernel_input(struct kernel_values v)
+{
+    return (struct kernel_input){v.full, v.half};
+}
+
 /* Floats of scratch that the products of a linear layer want; may be 0. */
 size_t kernel_linear_scratch(size_t rows, size_t in, size_t out, bool is_half);
 
@@ -37,25 +69,25 @@ size_t kernel_linear_scratch(size_t rows, size_t in, size_t out, bool is_half);
  * @param add  [rows, out], or NULL: a residual.
  * @return SKEP_RESOURCE_EXHAUSTED or SKEP_INTERNAL if oneDNN fails; so for all below.
  */
-SKEP_MUST_CHECK skep_status kernel_linear(const struct kernel_linear *l, const float *x,
+SKEP_MUST_CHECK skep_status kernel_linear(const struct kernel_linear *l, struct kernel_input x,
                                           const float *add, float *y, struct skep_error *err);
 
 /* dx[rows, in] = dy[rows, out] weight + add. add may be NULL, or dx itself. */
-SKEP_MUST_CHECK skep_status kernel_linear_grad_input(const struct kernel_linear *l, const float *dy,
-                                                     const float *add, float *dx,
-                                                     struct skep_error *err);
+SKEP_MUST_CHECK skep_status kernel_linear_grad_input(const struct kernel_linear *l,
+                                                     struct kernel_input dy, const float *add,
+                                                     float *dx, struct skep_error *err);
 
 /* dw[out, in] = dy^T x. */
 SKEP_MUST_CHECK skep_status kernel_linear_grad_weight(const struct kernel_linear *l,
-                                                      const float *dy, const float *x, float *dw,
-                                                      struct skep_error *err);
+                                                      struct kernel_input dy, struct kernel_input x,
+                                                      float *dw, struct skep_error *err);
 
 /* sum[n] = column sums of x[rows, n]. */
 void kernel_column_sums(const float *x, size_t rows, size_t n, float *sum);
 
 /* simd.h's norm_forward over all rows. */
-void kernel_norm(const struct simd_norm *norm, const float *x, size_t rows, float *y, float *mean,
-                 float *rstd);
+void kernel_norm(const struct simd_norm *norm, const float *x, size_t rows, struct kernel_values y,
+                 float *mean, float *rstd);
 
 /* What the threads of kernel_norm_backward() add up in before it is merged: floats of scratch. */
 size_t kernel_norm_backward_scratch(size_t n);
@@ -65,13 +97,15 @@ struct norm_grads {
     float *bias;   /* [n], written */
     float *sum;    /* [n], written: column sums of dL/dx; NULL if not wanted */
 };
-/* simd.h's norm_backward over all rows. */
-void kernel_norm_backward(const struct simd_norm *norm, const float *x, const float *y,
-                          const float *mean, const float *rstd, size_t rows, float *grad,
-                          const struct norm_grads *out, float *scratch);
+/* simd.h's norm_backward over all rows; grad.half, where not NULL, gets what grad.full becomes. */
+void kernel_norm_backward(const struct simd_norm *norm, const float *x, struct kernel_input y,
+                          const float *mean, const float *rstd, size_t rows,
+                          struct kernel_values grad, const struct norm_grads *out, float *scratch);
 
 /* An elementwise function over large arrays; arguments as in simd.h. */
 void kernel_map(simd_map fn, const float *a, const float *b, float *c, float *d, size_t n);
+/* The same with one output, which is not an input. */
+void kernel_map_to(simd_map fn, const float *a, const float *b, struct kernel_values c, size_t n);
 
 /* Sum of squares of a large array; not finite exactly if an element is not. */
 double kernel_sum_squares(const float *x, size_t n);

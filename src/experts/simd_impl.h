@@ -128,26 +128,63 @@ static inline float sum_squared_distance(const float *x, size_t n, float mean)
     return sum;
 }
 
-static void SIMD_NAME(norm_forward)(const struct simd_norm *norm, const float *x, size_t rows,
-                                    float *y, float *mean, float *rstd)
+/* Without branches but a selection, so that compilers vectorize the loops around it. */
+static inline uint32_t bf16_bits(float x)
 {
+    uint32_t bits;
+
+    memcpy(&bits, &x, sizeof(bits));
+    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    uint32_t quiet = (bits >> 16) | 0x40u;
+    return (bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded;
+}
+
+static void SIMD_NAME(to_bf16)(const float *x, uint16_t *y, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] = (uint16_t)bf16_bits(x[i]);
+}
+
+static void SIMD_NAME(round_bf16)(const float *x, float *y, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits = bf16_bits(x[i]) << 16;
+        memcpy(&y[i], &bits, sizeof(bits));
+    }
+}
+
+/* n elements of a row, from where x, y and the parameters point. */
+static inline void normalize(const float *x, size_t n, float m, float s, const float *weight,
+                             const float *bias, bool relu, float *y)
+{
+    for (size_t j = 0; j < n; j++)
+        y[j] = (x[j] - m) * s * weight[j] + bias[j];
+    /* Not fmaxf: a NaN must stay a NaN. */
+    if (relu)
+        for (size_t j = 0; j < n; j++)
+            y[j] = y[j] < 0.0f ? 0.0f : y[j];
+}
+
+static void SIMD_NAME(norm_forward)(const struct simd_norm *norm, const float *x, size_t rows,
+                                    float *y, uint16_t *half, float *mean, float *rstd)
+{
+    enum { BLOCK = 1024 };
+    float block[BLOCK];
     size_t n = norm->n;
-    const float *weight = norm->weight;
-    const float *bias = norm->bias;
 
     for (size_t r = 0; r < rows; r++) {
         const float *in = x + r * n;
-        float *out = y + r * n;
         float m = sum_row(in, n) / (float)n;
         float s = 1.0f / sqrtf(sum_squared_distance(in, n, m) / (float)n + norm->eps);
         mean[r] = m;
         rstd[r] = s;
-        for (size_t j = 0; j < n; j++)
-            out[j] = (in[j] - m) * s * weight[j] + bias[j];
-        /* Not fmaxf: a NaN must stay a NaN. */
-        if (norm->relu)
-            for (size_t j = 0; j < n; j++)
-                out[j] = out[j] < 0.0f ? 0.0f : out[j];
+        for (size_t j = 0; j < n; j += BLOCK) {
+            size_t count = n - j < BLOCK ? n - j : BLOCK;
+            float *out = y != NULL ? y + r * n + j : block;
+            normalize(in + j, count, m, s, norm->weight + j, norm->bias + j, norm->relu, out);
+            if (half != NULL)
+                SIMD_NAME(to_bf16)(out, half + r * n + j, count);
+        }
     }
 }
 
@@ -181,9 +218,21 @@ static inline void norm_backward_sums(const float *x, const float *w, float m, f
     }
 }
 
+/* A positive bfloat16 is a positive integer. */
+static inline void close_relu(const float *y, const uint16_t *half, size_t n, float *g)
+{
+    if (half != NULL)
+        for (size_t j = 0; j < n; j++)
+            g[j] = (int16_t)half[j] > 0 ? g[j] : 0.0f;
+    else
+        for (size_t j = 0; j < n; j++)
+            g[j] = y[j] > 0.0f ? g[j] : 0.0f;
+}
+
 static void SIMD_NAME(norm_backward)(const struct simd_norm *norm, const float *x, const float *y,
-                                     const float *mean, const float *rstd, size_t rows, float *grad,
-                                     float *d_weight, float *d_bias, float *d_sum)
+                                     const uint16_t *half_y, const float *mean, const float *rstd,
+                                     size_t rows, float *grad, uint16_t *half_grad, float *d_weight,
+                                     float *d_bias, float *d_sum)
 {
     size_t n = norm->n;
     const float *w = norm->weight;
@@ -196,16 +245,15 @@ static void SIMD_NAME(norm_backward)(const struct simd_norm *norm, const float *
         float sum_g;
         float sum_gx;
 
-        if (norm->relu) {
-            const float *out = y + r * n;
-            for (size_t j = 0; j < n; j++)
-                g[j] = out[j] > 0.0f ? g[j] : 0.0f;
-        }
+        if (norm->relu)
+            close_relu(y != NULL ? y + r * n : NULL, half_y != NULL ? half_y + r * n : NULL, n, g);
         norm_backward_sums(in, w, m, s, n, g, d_weight, d_bias, &sum_g, &sum_gx);
         float mean_g = sum_g / (float)n;
         float mean_gx = sum_gx / (float)n;
         for (size_t j = 0; j < n; j++)
             g[j] = s * (g[j] * w[j] - mean_g - (in[j] - m) * s * mean_gx);
+        if (half_grad != NULL)
+            SIMD_NAME(to_bf16)(g, half_grad + r * n, n);
         if (d_sum != NULL)
             for (size_t j = 0; j < n; j++)
                 d_sum[j] += g[j];
@@ -275,31 +323,6 @@ static void SIMD_NAME(sgd)(float *restrict p, float *restrict m, const float *re
     for (size_t i = 0; i < n; i++) {
         m[i] = k.momentum * m[i] + (g[i] * k.grad_scale + k.l2 * p[i]);
         p[i] -= k.step_size * m[i];
-    }
-}
-
-/* Without branches but a selection, so that compilers vectorize the loops around it. */
-static inline uint32_t bf16_bits(float x)
-{
-    uint32_t bits;
-
-    memcpy(&bits, &x, sizeof(bits));
-    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    uint32_t quiet = (bits >> 16) | 0x40u;
-    return (bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded;
-}
-
-static void SIMD_NAME(to_bf16)(const float *x, uint16_t *y, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        y[i] = (uint16_t)bf16_bits(x[i]);
-}
-
-static void SIMD_NAME(round_bf16)(const float *x, float *y, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        uint32_t bits = bf16_bits(x[i]) << 16;
-        memcpy(&y[i], &bits, sizeof(bits));
     }
 }
 

@@ -75,10 +75,10 @@ static skep_status run_hidden(const struct expert_call *call, const struct scrat
     const float *x = skep_tensor_data(&call->inputs[0]);
     const struct kernel_linear gate = linear_of(call, GATE, s);
     const struct kernel_linear up = linear_of(call, UP, s);
-    skep_status rc = kernel_linear(&gate, x, NULL, s->gate, err);
+    skep_status rc = kernel_linear(&gate, kernel_floats(x), NULL, s->gate, err);
 
     if (rc == SKEP_OK)
-        rc = kernel_linear(&up, x, NULL, s->up, err);
+        rc = kernel_linear(&up, kernel_floats(x), NULL, s->up, err);
     if (rc == SKEP_OK)
         kernel_map(simd_ops()->silu_mul, s->gate, s->up, s->act, NULL,
                    call->rows * call->plan->dims[WIDE]);
@@ -91,9 +91,9 @@ static skep_status forward(const struct expert_call *call, struct skep_error *er
     const struct kernel_linear down = linear_of(call, DOWN, &s);
     skep_status rc = run_hidden(call, &s, err);
 
-    return rc != SKEP_OK
-               ? rc
-               : kernel_linear(&down, s.act, NULL, skep_tensor_data(&call->outputs[0]), err);
+    return rc != SKEP_OK ? rc
+                         : kernel_linear(&down, kernel_floats(s.act), NULL,
+                                         skep_tensor_data(&call->outputs[0]), err);
 }
 
 static skep_status backward(const struct expert_call *call, struct skep_error *err)
@@ -108,9 +108,10 @@ static skep_status backward(const struct expert_call *call, struct skep_error *e
     skep_status rc = run_hidden(call, &s, err);
 
     if (rc == SKEP_OK)
-        rc = kernel_linear_grad_weight(&down, dy, s.act, call->grads[DOWN], err);
+        rc = kernel_linear_grad_weight(&down, kernel_floats(dy), kernel_floats(s.act),
+                                       call->grads[DOWN], err);
     if (rc == SKEP_OK)
-        rc = kernel_linear_grad_input(&down, dy, NULL, s.grad, err);
+        rc = kernel_linear_grad_input(&down, kernel_floats(dy), NULL, s.grad, err);
     if (rc != SKEP_OK)
         return rc;
     /* The activation is done with: up's gradient takes its place, gate's that of act. */
@@ -118,13 +119,15 @@ static skep_status backward(const struct expert_call *call, struct skep_error *e
     float *d_up = s.act;
     kernel_map(simd_ops()->silu_mul_backward, s.gate, s.up, d_gate, d_up,
                call->rows * call->plan->dims[WIDE]);
-    rc = kernel_linear_grad_weight(&gate, d_gate, x, call->grads[GATE], err);
+    rc = kernel_linear_grad_weight(&gate, kernel_floats(d_gate), kernel_floats(x),
+                                   call->grads[GATE], err);
     if (rc == SKEP_OK)
-        rc = kernel_linear_grad_weight(&up, d_up, x, call->grads[UP], err);
+        rc = kernel_linear_grad_weight(&up, kernel_floats(d_up), kernel_floats(x), call->grads[UP],
+                                       err);
     if (rc == SKEP_OK)
-        rc = kernel_linear_grad_input(&gate, d_gate, NULL, dx, err);
+        rc = kernel_linear_grad_input(&gate, kernel_floats(d_gate), NULL, dx, err);
     if (rc == SKEP_OK)
-        rc = kernel_linear_grad_input(&up, d_up, dx, dx, err);
+        rc = kernel_linear_grad_input(&up, kernel_floats(d_up), dx, dx, err);
     return rc;
 }
 

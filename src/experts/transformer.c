@@ -73,8 +73,8 @@ struct scratch {
     float *qkv;
     float *heads; /* the attention's result */
     struct norm_state first;
-    float *wide; /* before gelu */
-    float *act;  /* after; forward only: the same memory as `wide` */
+    float *wide;              /* before gelu */
+    struct kernel_values act; /* after; float32 in forward only: the same memory as `wide` */
     struct norm_state second;
     float *d_wide; /* backward only, as are the two below */
     float *d_qkv;
@@ -107,7 +107,10 @@ static struct scratch cut_scratch(const struct expert_call *call, bool backward)
     s.heads = workspace_cut(ws, n * hidden);
     s.first = cut_norm(call, n, backward);
     s.wide = workspace_cut(ws, n * wide);
-    s.act = backward ? workspace_cut(ws, n * wide) : s.wide;
+    if (backward || call_takes_half(call))
+        s.act = call_cut_values(call, n * wide);
+    else
+        s.act.full = s.wide;
     s.second = cut_norm(call, n, backward);
     s.linear = workspace_cut(ws, call_linear_scratch(call, n, hidden, wide));
     s.attention = workspace_cut(ws, attention_scratch(seq));
@@ -178,14 +181,15 @@ static skep_status run_attention(const struct expert_call *call, const struct sc
     const struct simd_norm norm = norm_of(call, NW1);
     const struct kernel_linear in = linear_of(call, W_IN, s);
     const struct kernel_linear out = linear_of(call, W_OUT, s);
-    skep_status rc = kernel_linear(&in, x, NULL, s->qkv, err);
+    skep_status rc = kernel_linear(&in, kernel_floats(x), NULL, s->qkv, err);
 
     if (rc == SKEP_OK)
         rc = attention_forward(&a, s->heads, err);
     if (rc == SKEP_OK)
-        rc = kernel_linear(&out, s->heads, x, s->first.in, err);
+        rc = kernel_linear(&out, kernel_floats(s->heads), x, s->first.in, err);
     if (rc == SKEP_OK)
-        kernel_norm(&norm, s->first.in, s->positions, s->first.out, s->first.mean, s->first.rstd);
+        kernel_norm(&norm, s->first.in, s->positions, kernel_to(s->first.out), s->first.mean,
+                    s->first.rstd);
     return rc;
 }
 
@@ -195,13 +199,12 @@ static skep_status run_feed_forward(const struct expert_call *call, const struct
 {
     const struct kernel_linear l1 = linear_of(call, W1, s);
     const struct kernel_linear l2 = linear_of(call, W2, s);
-    skep_status rc = kernel_linear(&l1, s->first.out, NULL, s->wide, err);
+    skep_status rc = kernel_linear(&l1, kernel_floats(s->first.out), NULL, s->wide, err);
 
     if (rc != SKEP_OK)
         return rc;
-    kernel_map(simd_ops()->gelu, s->wide, NULL, s->act, NULL,
-               s->positions * call->plan->dims[WIDE]);
-    return kernel_linear(&l2, s->act, s->first.out, s->second.in, err);
+    kernel_map_to(simd_ops()->gelu, s->wide, NULL, s->act, s->positions * call->plan->dims[WIDE]);
+    return kernel_linear(&l2, kernel_input(s->act), s->first.out, s->second.in, err);
 }
 
 static skep_status run(const struct expert_call *call, const struct scratch *s, float *y,
@@ -213,7 +216,8 @@ static skep_status run(const struct expert_call *call, const struct scratch *s, 
     if (rc == SKEP_OK)
         rc = run_feed_forward(call, s, err);
     if (rc == SKEP_OK)
-        kernel_norm(&norm, s->second.in, s->positions, y, s->second.mean, s->second.rstd);
+        kernel_norm(&norm, s->second.in, s->positions, kernel_to(y), s->second.mean,
+                    s->second.rstd);
     return rc;
 }
 
@@ -232,17 +236,19 @@ static skep_status feed_forward_back(const struct expert_call *call, const struc
     const size_t wide = call->plan->dims[WIDE];
     const struct kernel_linear l1 = linear_of(call, W1, s);
     const struct kernel_linear l2 = linear_of(call, W2, s);
-    skep_status rc = kernel_linear_grad_weight(&l2, dz, s->act, call->grads[W2], err);
+    skep_status rc = kernel_linear_grad_weight(&l2, kernel_floats(dz), kernel_input(s->act),
+                                               call->grads[W2], err);
 
     if (rc == SKEP_OK)
-        rc = kernel_linear_grad_input(&l2, dz, NULL, s->d_wide, err);
+        rc = kernel_linear_grad_input(&l2, kernel_floats(dz), NULL, s->d_wide, err);
     if (rc != SKEP_OK)
         return rc;
     kernel_map(simd_ops()->gelu_backward, s->wide, NULL, s->d_wide, NULL, n * wide);
     kernel_column_sums(s->d_wide, n, wide, call->grads[B1]);
-    rc = kernel_linear_grad_weight(&l1, s->d_wide, s->first.out, call->grads[W1], err);
+    rc = kernel_linear_grad_weight(&l1, kernel_floats(s->d_wide), kernel_floats(s->first.out),
+                                   call->grads[W1], err);
     if (rc == SKEP_OK)
-        rc = kernel_linear_grad_input(&l1, s->d_wide, dz, dn, err);
+        rc = kernel_linear_grad_input(&l1, kernel_floats(s->d_wide), dz, dn, err);
     return rc;
 }
 
@@ -254,18 +260,20 @@ static skep_status attention_back(const struct expert_call *call, const struct s
     const struct attention a = attention_of(call, s);
     const struct kernel_linear in = linear_of(call, W_IN, s);
     const struct kernel_linear out = linear_of(call, W_OUT, s);
-    skep_status rc = kernel_linear_grad_weight(&out, da, s->heads, call->grads[W_OUT], err);
+    skep_status rc = kernel_linear_grad_weight(&out, kernel_floats(da), kernel_floats(s->heads),
+                                               call->grads[W_OUT], err);
 
     if (rc == SKEP_OK)
-        rc = kernel_linear_grad_input(&out, da, NULL, spare, err);
+        rc = kernel_linear_grad_input(&out, kernel_floats(da), NULL, spare, err);
     if (rc == SKEP_OK)
         rc = attention_backward(&a, spare, s->d_qkv, err);
     if (rc != SKEP_OK)
         return rc;
     kernel_column_sums(s->d_qkv, s->positions, 3 * call->plan->dims[HIDDEN], call->grads[B_IN]);
-    rc = kernel_linear_grad_weight(&in, s->d_qkv, x, call->grads[W_IN], err);
+    rc = kernel_linear_grad_weight(&in, kernel_floats(s->d_qkv), kernel_floats(x),
+                                   call->grads[W_IN], err);
     if (rc == SKEP_OK)
-        rc = kernel_linear_grad_input(&in, s->d_qkv, da, dx, err);
+        rc = kernel_linear_grad_input(&in, kernel_floats(s->d_qkv), da, dx, err);
     return rc;
 }
 
@@ -280,8 +288,8 @@ static void norm_back(const struct expert_call *call, const struct scratch *s,
         .sum = call->grads[bias_before],
     };
 
-    kernel_norm_backward(&norm, state->in, NULL, state->mean, state->rstd, s->positions, grad,
-                         &grads, s->norm);
+    kernel_norm_backward(&norm, state->in, kernel_floats(NULL), state->mean, state->rstd,
+                         s->positions, kernel_to(grad), &grads, s->norm);
 }
 
 static skep_status backward(const struct expert_call *call, struct skep_error *err)

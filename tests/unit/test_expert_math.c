@@ -14,6 +14,9 @@ static void check_simd(const struct simd_ops *ops)
     static float y[2][R * N];
     static float t[2][R * N];
     static float g[2][R * N];
+    static uint16_t half_y[R * N], half_g[R * N], rounded[R * N];
+    static float other_g[R * N];
+    float other_sums[3 * N] = {0};
     float w[N];
     float b[N];
     float mean[2][R];
@@ -31,9 +34,9 @@ static void check_simd(const struct simd_ops *ops)
     for (int k = 0; k < 2; k++) {
         memset(sums[k], 0, sizeof(sums[k]));
         memcpy(g[k], x, sizeof(x));
-        both[k]->norm_forward(&norm, x, R, y[k], mean[k], rstd[k]);
-        both[k]->norm_backward(&norm, x, y[k], mean[k], rstd[k], R, g[k], sums[k], sums[k] + N,
-                               sums[k] + 2 * N);
+        both[k]->norm_forward(&norm, x, R, y[k], NULL, mean[k], rstd[k]);
+        both[k]->norm_backward(&norm, x, y[k], NULL, mean[k], rstd[k], R, g[k], NULL, sums[k],
+                               sums[k] + N, sums[k] + 2 * N);
         both[k]->transpose(x, R, N, N, t[k], R, w, NULL);
     }
     for (int i = 0; i < R * N; i++) {
@@ -44,6 +47,17 @@ static void check_simd(const struct simd_ops *ops)
     }
     for (int i = 0; i < 3 * N; i++)
         assert_true(fabsf(sums[0][i] - sums[1][i]) < 1e-5f);
+    /* With bfloat16 between the layers: the same numbers, rounded. */
+    ops->norm_forward(&norm, x, R, NULL, half_y, mean[1], rstd[1]);
+    ops->to_bf16(y[1], rounded, R * N);
+    assert_memory_equal(half_y, rounded, sizeof(rounded));
+    memcpy(other_g, x, sizeof(x));
+    ops->norm_backward(&norm, x, NULL, half_y, mean[1], rstd[1], R, other_g, half_g, other_sums,
+                       other_sums + N, other_sums + 2 * N);
+    assert_memory_equal(other_g, g[1], sizeof(other_g));
+    assert_memory_equal(other_sums, sums[1], sizeof(other_sums));
+    ops->to_bf16(g[1], rounded, R * N);
+    assert_memory_equal(half_g, rounded, sizeof(rounded));
     double squares = both[0]->sum_squares(x, R * N);
     assert_true(fabs(both[1]->sum_squares(x, R * N) / squares - 1.0) < 1e-12);
     x[R * N - 1] = INFINITY;
