@@ -257,3 +257,14 @@ void uid_pattern_at(const struct uid_pattern *pattern, uint64_t i, char out[stat
     for (size_t d = 0; d < pattern->dims && used < UID_BYTES; d++)
         used += (size_t)snprintf(out + used, UID_BYTES - used, ".%" PRId64, coords[d]);
 }
+
+bool uid_pattern_has(const struct uid_pattern *pattern, const struct uid *uid)
+{
+    if (uid->coord_count != pattern->dims || strlen(pattern->name) != uid->name_len ||
+        memcmp(pattern->name, uid->text, uid->name_len) != 0)
+        return false;
+    for (size_t i = 0; i < pattern->dims; i++)
+        if (uid->coords[i] < pattern->range[i].first || uid->coords[i] >= pattern->range[i].end)
+            return false;
+    return true;
+}

@@ -45,5 +45,6 @@ SKEP_MUST_CHECK skep_status uid_pattern_parse(struct uid_pattern *out, const cha
 uint64_t uid_pattern_count(const struct uid_pattern *pattern);
 /* UID number i (i < count) in row-major order. */
 void uid_pattern_at(const struct uid_pattern *pattern, uint64_t i, char out[static UID_BYTES]);
+bool uid_pattern_has(const struct uid_pattern *pattern, const struct uid *uid);
 
 #endif

@@ -34,6 +34,13 @@ static skep_status check_name(const char *text, struct skep_error *err)
     return error_set(err, SKEP_INVALID_ARGUMENT, "\"%s\", expected a name without dots", text);
 }
 
+static skep_status check_pattern(const char *text, struct skep_error *err)
+{
+    struct uid_pattern pattern;
+
+    return uid_pattern_parse(&pattern, text, err);
+}
+
 static const struct option_spec specs[] = {
     {.name = "checkpoint-dir",
      .kind = OPTION_STRING,
@@ -63,13 +70,18 @@ static const struct option_spec specs[] = {
     {.name = "moe",
      .kind = OPTION_STRING,
      .placeholder = "DIR",
-     .help = "import all experts of the mixture-of-experts model in this folder (Hugging Face's "
+     .help = "import the experts of the mixture-of-experts model in this folder (Hugging Face's "
              "layout) instead of a file"},
     {.name = "name",
      .kind = OPTION_STRING,
      .placeholder = "NAME",
      .check = check_name,
      .help = "with --moe: expert E of layer L becomes NAME.L.E"},
+    {.name = "expert-pattern",
+     .kind = OPTION_STRING,
+     .placeholder = "PATTERN",
+     .check = check_pattern,
+     .help = "with --moe: only the experts of this pattern, as NAME.[0:4].[0:8]"},
     {.name = "replace",
      .kind = OPTION_FLAG,
      .help = "also where the expert has checkpoints: they are kept, this one becomes the newest"},
@@ -80,10 +92,12 @@ static const struct option_table table = {
     .command = "import",
     .summary = "Turns weights into checkpoints of experts: a safetensors file with PyTorch's "
                "parameter names (F32, F16, BF16 or F64), or all experts of a mixture-of-experts "
-               "model. A node hosts them with --checkpoint-dir and --load-experts.",
+               "model, one at a time. A node hosts them with --checkpoint-dir and --load-experts.",
     .example = "skep import ffn.safetensors --uid ffn.0.1 --expert-cls ffn --checkpoint-dir "
                "experts\n"
-               "skep import --moe Mixtral-8x7B --name mixtral --checkpoint-dir experts",
+               "skep import --moe Mixtral-8x7B --name mixtral --checkpoint-dir experts\n"
+               "skep import --moe Mixtral-8x7B --name mixtral --expert-pattern "
+               "'mixtral.[0:4].[0:8]' --checkpoint-dir experts",
     .specs = specs,
     .count = OPTION_COUNT(specs),
     .positional = "[FILE]",
@@ -167,17 +181,12 @@ static skep_status import_file(const struct options *o, struct importing *im, co
 
 /* --- a model ------------------------------------------------------------------------------- */
 
-static skep_status import_one(struct importing *im, struct moe *moe, size_t i, const char *name,
+static skep_status import_one(struct importing *im, struct moe *moe, size_t i, const char *uid,
                               struct skep_error *err)
 {
-    char uid[CHECKPOINT_UID_BYTES];
     struct expert *expert;
-    uint64_t layer;
-    uint64_t number;
     skep_status rc;
 
-    moe_place(moe, i, &layer, &number);
-    snprintf(uid, sizeof(uid), "%s.%" PRIu64 ".%" PRIu64, name, layer, number);
     if (!im->replace && checkpoint_dir_has(&im->dir, uid)) {
         im->skipped++;
         return SKEP_OK;
@@ -190,39 +199,82 @@ static skep_status import_one(struct importing *im, struct moe *moe, size_t i, c
     return rc;
 }
 
+/* Imports expert i unless a pattern leaves it out. */
+static skep_status import_wished(struct importing *im, struct moe *moe, size_t i, const char *name,
+                                 const struct uid_pattern *pattern, struct skep_error *err)
+{
+    char text[CHECKPOINT_UID_BYTES];
+    struct uid uid;
+    uint64_t layer;
+    uint64_t number;
+    skep_status rc;
+
+    moe_place(moe, i, &layer, &number);
+    snprintf(text, sizeof(text), "%s.%" PRIu64 ".%" PRIu64, name, layer, number);
+    rc = uid_parse(&uid, text, err);
+    if (rc != SKEP_OK || (pattern != NULL && !uid_pattern_has(pattern, &uid)))
+        return rc;
+    return import_one(im, moe, i, text, err);
+}
+
 static skep_status import_model(const struct options *o, struct importing *im,
                                 struct skep_error *err)
 {
     const char *name = options_string(o, "name");
+    const char *wish = options_string(o, "expert-pattern");
     struct progress progress;
+    struct uid_pattern pattern;
     struct moe *moe;
-    skep_status rc = moe_open(options_string(o, "moe"), &moe, err);
+    skep_status rc = wish != NULL ? uid_pattern_parse(&pattern, wish, err) : SKEP_OK;
 
+    if (rc == SKEP_OK)
+        rc = moe_open(options_string(o, "moe"), &moe, err);
     if (rc != SKEP_OK)
         return rc;
     progress_start(&progress, "experts", moe_count(moe), options_flag(o, "json"), stderr);
     for (size_t i = 0; i < moe_count(moe) && rc == SKEP_OK; i++) {
-        rc = import_one(im, moe, i, name, err);
+        rc = import_wished(im, moe, i, name, wish != NULL ? &pattern : NULL, err);
         progress_set(&progress, i + 1, NULL);
     }
     progress_end(&progress, NULL);
+    if (rc == SKEP_OK && im->imported + im->skipped == 0)
+        rc = error_set(err, SKEP_FAILED_PRECONDITION,
+                       "%s: none of its experts, named %s.<layer>.<expert>, is of the pattern %s",
+                       options_string(o, "moe"), name, wish);
     moe_close(moe);
     return rc;
 }
 
 /* --- running ------------------------------------------------------------------------------- */
 
-static const char *contradiction(const struct options *o)
+/* The first option that does nothing here; NULL if there is none. */
+static const char *idle_option(const struct options *o, bool is_model)
+{
+    static const char *const of_files[] = {"uid", "expert-cls", "hidden-dim", "intermediate-dim",
+                                           NULL};
+    static const char *const of_models[] = {"name", "expert-pattern", NULL};
+
+    for (const char *const *name = is_model ? of_files : of_models; *name != NULL; name++)
+        if (options_given(o, *name))
+            return *name;
+    return NULL;
+}
+
+static int check_usage(const struct options *o)
 {
     bool is_model = options_string(o, "moe") != NULL;
+    const char *idle = idle_option(o, is_model);
 
     if (is_model == (o->positional_count > 0))
-        return "expected either a file or --moe";
+        return cli_usage_error(table.command, "expected either a file or --moe");
+    if (idle != NULL)
+        return cli_usage_error(table.command, "--%s: does nothing with %s", idle,
+                               is_model ? "--moe" : "a file");
     if (is_model && options_string(o, "name") == NULL)
-        return "--moe: goes with --name";
+        return cli_usage_error(table.command, "--moe: goes with --name");
     if (!is_model && options_string(o, "uid") == NULL)
-        return "a file: goes with --uid";
-    return NULL;
+        return cli_usage_error(table.command, "a file: goes with --uid");
+    return CLI_DONE;
 }
 
 static void tell(const struct options *o, const struct importing *im)
@@ -247,10 +299,10 @@ int cmd_import(int argc, char **argv)
 
     if (!options_begin(&o, &table, argc, argv, &code))
         return code;
-    const char *wrong = contradiction(&o);
-    if (wrong != NULL) {
+    code = check_usage(&o);
+    if (code != CLI_DONE) {
         options_free(&o);
-        return cli_usage_error(table.command, "%s", wrong);
+        return code;
     }
     signal(SIGXFSZ, SIG_IGN); /* a limit on the size of files is an error like a full disk */
     im.replace = options_flag(&o, "replace");

@@ -1,11 +1,12 @@
 /*
  * Experts of mixture-of-experts language models, in the layout that Hugging Face's tools write:
  * `model-00001-of-0000n.safetensors` files with `model.safetensors.index.json` beside them, or one
- * `model.safetensors`. An expert is three matrices without biases, which is what "swiglu" computes:
+ * `model.safetensors`. An expert is three matrices without biases, which is what "swiglu" computes.
+ * Behind `model.layers.L.` expert E has the names of one of these columns:
  *
- *     gate_proj  model.layers.L.mlp.experts.E.gate_proj.weight   or
- * ...block_sparse_moe.experts.E.w1.weight up_proj                               ...up_proj.weight
- * or  ...w3.weight down_proj                             ...down_proj.weight  or  ...w2.weight
+ *   mlp.experts.E.gate_proj.weight  block_sparse_moe.experts.E.w1.weight
+ *   mlp.experts.E.up_proj.weight    block_sparse_moe.experts.E.w3.weight
+ *   mlp.experts.E.down_proj.weight  block_sparse_moe.experts.E.w2.weight
  *
  * Routers, shared experts and everything else are left alone. Files are mapped, and one expert's
  * bytes at a time are in memory. Thread: any, each object by one at a time.

@@ -184,17 +184,6 @@ skep_status skep_node_load_expert(struct skep_node *node, const char *uid,
     return rc == SKEP_OK ? load_one(node, uid, training, err) : rc;
 }
 
-static bool is_in_pattern(const struct uid_pattern *pattern, const struct uid *uid)
-{
-    if (uid->coord_count != pattern->dims || strlen(pattern->name) != uid->name_len ||
-        memcmp(pattern->name, uid->text, uid->name_len) != 0)
-        return false;
-    for (size_t i = 0; i < pattern->dims; i++)
-        if (uid->coords[i] < pattern->range[i].first || uid->coords[i] >= pattern->range[i].end)
-            return false;
-    return true;
-}
-
 /* Why an entry of the folder is no expert to load. */
 static skep_status check_entry(const struct skep_node *node, const char *name,
                                const struct uid_pattern *pattern, struct skep_error *err)
@@ -205,7 +194,7 @@ static skep_status check_entry(const struct skep_node *node, const char *name,
     if (!uid_is_valid(name, strlen(name)) || uid_parse(&uid, name, err) != SKEP_OK)
         return error_set(err, SKEP_INVALID_ARGUMENT, "%s: holds %s, which is no expert UID",
                          node->checkpoints.path, text_quote(name, strlen(name), quoted));
-    if (pattern != NULL && !is_in_pattern(pattern, &uid))
+    if (pattern != NULL && !uid_pattern_has(pattern, &uid))
         return error_set(err, SKEP_INVALID_ARGUMENT, "%s: expert %s is not of the pattern",
                          node->checkpoints.path, name);
     return checkpoint_dir_check_entry(&node->checkpoints, name, err);

@@ -171,6 +171,28 @@ static void pattern_lists_its_uids_in_row_major_order(void **state)
     }
 }
 
+static void pattern_has_what_it_lists_and_nothing_else(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        bool is_in;
+    } rows[] = {
+        {"ffn.7.3.0", true},  {"ffn.7.4.2", true},   {"ffn.7.5.0", false}, {"ffn.7.2.0", false},
+        {"ffn.7.3.3", false}, {"ffn.6.3.0", false},  {"ffn.7.3", false},   {"ffn.7.3.0.0", false},
+        {"ff.7.3.0", false},  {"ffnn.7.3.0", false},
+    };
+    struct uid_pattern pattern;
+    struct uid uid;
+
+    assert_int_equal(uid_pattern_parse(&pattern, "ffn.7.[3:5].[0:3]", NULL), SKEP_OK);
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        assert_int_equal(uid_parse(&uid, rows[i].text, NULL), SKEP_OK);
+        if (uid_pattern_has(&pattern, &uid) != rows[i].is_in)
+            fail_msg("%s", rows[i].text);
+    }
+}
+
 static void huge_pattern_saturates(void **state)
 {
     (void)state;
@@ -231,6 +253,7 @@ int main(void)
         cmocka_unit_test(length_limit_is_exact),
         cmocka_unit_test(most_coordinates_that_fit_are_read),
         cmocka_unit_test(pattern_lists_its_uids_in_row_major_order),
+        cmocka_unit_test(pattern_has_what_it_lists_and_nothing_else),
         cmocka_unit_test(huge_pattern_saturates),
         cmocka_unit_test(wrong_part_of_a_pattern_is_named),
     };
