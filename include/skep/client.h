@@ -158,10 +158,12 @@ struct skep_expert_info {
     char peer_id[SKEP_PEER_ID_TEXT_BYTES];
     struct skep_expert_schema schema;
     uint64_t parameter_count;
-    uint64_t update_count; /**< optimizer steps taken */
+    uint64_t update_count;  /**< optimizer steps taken */
+    uint64_t skipped_steps; /**< not taken, as their gradients were not finite */
     int64_t max_batch_size;
     uint64_t queued_tasks;
     double examples_per_second;
+    bool stalled; /**< works on one batch for longer than its node allows, and takes no calls */
     /** How its activations and gradients travel when a caller does not say. Never DEFAULT. */
     enum skep_compression compression, grad_compression;
 };

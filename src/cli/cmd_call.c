@@ -175,11 +175,12 @@ static void print_info(const struct skep_expert_info *info)
            info->cls, "precision", info->precision);
     print_specs("inputs", info->schema.inputs, info->schema.input_count);
     print_specs("outputs", info->schema.outputs, info->schema.output_count);
-    printf("%-12s%" PRIu64 "\n%-12s%" PRIu64 "\n%-12s%" PRId64 " rows\n", "parameters",
-           info->parameter_count, "updates", info->update_count, "batch up to",
-           info->max_batch_size);
-    printf("%-12s%.0f examples/s, %" PRIu64 " tasks waiting\n", "load", info->examples_per_second,
-           info->queued_tasks);
+    printf("%-12s%" PRIu64 "\n%-12s%" PRIu64 " (%" PRIu64 " skipped)\n%-12s%" PRId64 " rows\n",
+           "parameters", info->parameter_count, "updates", info->update_count, info->skipped_steps,
+           "batch up to", info->max_batch_size);
+    printf("%-12s%.0f examples/s, %" PRIu64 " task%s waiting%s\n", "load",
+           info->examples_per_second, info->queued_tasks, info->queued_tasks == 1 ? "" : "s",
+           info->stalled ? "; STALLED: its last batch takes too long" : "");
     printf("%-12s%s, gradients %s\n", "compression", skep_compression_name(info->compression),
            skep_compression_name(info->grad_compression));
 }
@@ -195,17 +196,19 @@ static skep_status show_info(struct call *c, struct skep_error *err)
         print_info(&info);
         return SKEP_OK;
     }
-    json_print(json_pack("{s:s, s:s, s:s, s:s, s:o, s:o, s:I, s:I, s:I, s:f, s:I, s:s, s:s}", "uid",
-                         info.uid, "peer_id", info.peer_id, "class", info.cls, "precision",
-                         info.precision, "inputs",
-                         json_of_specs(info.schema.inputs, info.schema.input_count), "outputs",
-                         json_of_specs(info.schema.outputs, info.schema.output_count), "parameters",
-                         (json_int_t)info.parameter_count, "updates", (json_int_t)info.update_count,
-                         "max_batch_size", (json_int_t)info.max_batch_size, "examples_per_s",
-                         info.examples_per_second, "queued_tasks", (json_int_t)info.queued_tasks,
-                         "compression", skep_compression_name(info.compression), "grad_compression",
-                         skep_compression_name(info.grad_compression)),
-               stdout);
+    json_print(
+        json_pack("{s:s, s:s, s:s, s:s, s:o, s:o, s:I, s:I, s:I, s:I, s:f, s:I, s:b, s:s, s:s}",
+                  "uid", info.uid, "peer_id", info.peer_id, "class", info.cls, "precision",
+                  info.precision, "inputs",
+                  json_of_specs(info.schema.inputs, info.schema.input_count), "outputs",
+                  json_of_specs(info.schema.outputs, info.schema.output_count), "parameters",
+                  (json_int_t)info.parameter_count, "updates", (json_int_t)info.update_count,
+                  "skipped_steps", (json_int_t)info.skipped_steps, "max_batch_size",
+                  (json_int_t)info.max_batch_size, "examples_per_s", info.examples_per_second,
+                  "queued_tasks", (json_int_t)info.queued_tasks, "stalled", info.stalled,
+                  "compression", skep_compression_name(info.compression), "grad_compression",
+                  skep_compression_name(info.grad_compression)),
+        stdout);
     return SKEP_OK;
 }
 

@@ -52,9 +52,11 @@ static bool read_info(const msgpack_object *root, struct skep_expert_info *info)
 {
     const msgpack_object *load = mp_get(root, "load");
 
-    /* The load is a courtesy; the rest has to be there. */
+    /* These are a courtesy; the rest has to be there. */
     (void)mp_u64(mp_get(load, "queued_tasks"), &info->queued_tasks);
     (void)mp_f64(mp_get(load, "examples_per_s"), &info->examples_per_second);
+    (void)mp_bool(mp_get(load, "stalled"), &info->stalled);
+    (void)mp_u64(mp_get(root, "skipped_steps"), &info->skipped_steps);
     info->compression = read_compression(mp_get(root, "compression"));
     info->grad_compression = read_compression(mp_get(root, "grad_compression"));
     return mp_str(mp_get(root, "uid"), info->uid, sizeof(info->uid)) &&
