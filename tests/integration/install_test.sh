@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
 # Installs into a folder of its own, then builds and runs a small program against it in the two ways
-# that users have: pkg-config and find_package.
+# that users have, pkg-config and find_package, and the example of a plugin.
 #   install_test.sh BUILD_DIR CMAKE CC CXX
 set -euo pipefail
 build=$1
 cmake=$2
 cc=$3
 cxx=$4
+
+for tool in pkg-config "$cmake" "$cc" "$cxx"; do
+    command -v "$tool" >/dev/null || { echo "skipped: $tool is not installed"; exit 77; }
+done
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/skep-install-XXXXXX")
 trap 'rm -rf "$work"' EXIT
@@ -73,6 +77,28 @@ C
 "$cmake" --build "$work/user/build" >"$work/build.log" || { cat "$work/build.log"; exit 1; }
 [ "$("$work/user/build/user")" = OK ]
 
+# The worked plugin, as its README builds it, against what was installed; the installed program hosts
+# an expert of it.
+"$cmake" -S "$(dirname "$0")/../../examples/plugin" -B "$work/plugin" -DCMAKE_C_COMPILER="$cc" \
+    -DCMAKE_C_FLAGS="-Wall -Wextra -Werror" -DCMAKE_PREFIX_PATH="$prefix" >"$work/configure.log" ||
+    { cat "$work/configure.log"; exit 1; }
+"$cmake" --build "$work/plugin" >"$work/build.log" || { cat "$work/build.log"; exit 1; }
+grep -qF "$prefix/include" "$work/plugin"/CMakeCache.txt "$work/plugin"/CMakeFiles/*/flags.make \
+    "$work/plugin"/build.ninja 2>/dev/null ||
+    { echo "the plugin was not built against $prefix/include"; exit 1; }
+mkfifo "$work/facts"
+"$prefix/bin/skep" node --no-dht --no-tracker --listen '127.0.0.1:*' --plugin "$work/plugin/adapter.so" \
+    --expert-cls adapter --expert-uids lora.0 --hidden-dim 64 --intermediate-dim 8 --json \
+    >"$work/facts" 2>"$work/node.log" &
+node=$!
+trap 'kill "$node" 2>/dev/null || true; rm -rf "$work"' EXIT
+exec 3<"$work/facts" # its first line, or the end of the file if it ends
+read -r -t 60 facts <&3 || { cat "$work/node.log"; exit 1; }
+endpoint=$(sed -n 's/.*"endpoint": *"\([^"]*\)".*/\1/p' <<<"$facts")
+"$prefix/bin/skep" call lora.0 --endpoint "$endpoint" --json | grep -q '"class": *"adapter"'
+kill "$node"
+wait "$node"
+
 version=$(pkg-config --modversion skep)
 "$prefix/bin/skep" --version | grep -qx "skep $version"
-echo "installed, linked and run by pkg-config and by find_package: skep $version"
+echo "installed, linked and run by pkg-config and by find_package, a plugin too: skep $version"
