@@ -72,7 +72,7 @@ static void drop_lost_asks(struct directory *d, uint64_t now_us)
         struct ask *ask = d->oldest_ask;
         if (ask->owner != NULL) {
             /* Its owner has a shorter time limit and lets go of it first. */
-            directory_due(d, now_us + 1000 * 1000);
+            directory_due(d, now_us + UINT64_C(1000000));
             return;
         }
         directory_ask_over(d, ask);

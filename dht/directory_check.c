@@ -14,6 +14,7 @@
 
 #include "base/alloc.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "dht/record_internal.h"
 
 enum {
@@ -160,8 +161,8 @@ static void log_refused(const struct query *q, size_t refused)
     unsigned long suppressed;
 
     if (refused > 0 && log_gate_open(&gate, REFUSED_LOG_MS, &suppressed))
-        log_info("directory: %s: %zu records refused (forged, malformed or expired)",
-                 q->own ? "own records" : q->uid, refused);
+        log_info("directory: %s: %zu record%s refused (forged, malformed or expired)",
+                 q->own ? "own records" : q->uid, refused, text_plural(refused));
 }
 
 static bool was_collected(struct directory *d, struct query *q, const struct candidate *c)

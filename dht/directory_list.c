@@ -312,7 +312,7 @@ skep_status directory_find_trackers(struct directory *d, bool others_only, uint6
     uint8_t keys[RECORD_SHARDS * RECORD_KEY_BYTES];
 
     for (unsigned shard = 0; shard < RECORD_SHARDS; shard++)
-        record_key_trackers_shard(d->swarm, shard, keys + shard * RECORD_KEY_BYTES);
+        record_key_trackers_shard(d->swarm, shard, keys + (size_t)shard * RECORD_KEY_BYTES);
     return directory_list(d, RECORD_TRACKER, keys, RECORD_SHARDS, others_only, deadline_us, out,
                           err);
 }

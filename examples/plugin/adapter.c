@@ -9,7 +9,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <skep/plugin.h>
 
 enum { DOWN, UP, GAIN }; /* parameters */
@@ -58,8 +57,8 @@ static skep_status describe(const void *state, struct skep_expert_schema *schema
     (void)err;
     schema->input_count = schema->output_count = 1;
     schema->inputs[0] = schema->outputs[0] = spec;
-    strcpy(schema->inputs[0].name, "x");
-    strcpy(schema->outputs[0].name, "y");
+    snprintf(schema->inputs[0].name, sizeof(schema->inputs[0].name), "%s", "x");
+    snprintf(schema->outputs[0].name, sizeof(schema->outputs[0].name), "%s", "y");
     return SKEP_OK;
 }
 

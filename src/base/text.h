@@ -1,9 +1,10 @@
-/* Text from strangers: UTF-8 checks, and quoting for messages. */
+/* Text from strangers, UTF-8 checks and quoting for messages; and plurals in those. */
 #ifndef SKEP_BASE_TEXT_H
 #define SKEP_BASE_TEXT_H
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 /* Length of the well-formed UTF-8 character at text (1 to 4); 0 if there is none. Overlong forms,
  * surrogates and numbers above U+10FFFF are not well-formed. */
@@ -24,5 +25,11 @@ enum { TEXT_QUOTE_BYTES = 120 };
  * Returns out.
  */
 const char *text_quote(const char *text, size_t len, char out[static TEXT_QUOTE_BYTES]);
+
+/* What makes a plural of a noun behind a number: "" for 1, else "s". */
+static inline const char *text_plural(uint64_t n)
+{
+    return n == 1 ? "" : "s";
+}
 
 #endif

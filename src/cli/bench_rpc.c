@@ -256,7 +256,7 @@ static skep_status measure_small(struct bench *b, struct pair *pair, const DLTen
     for (size_t i = 0; i < b->runs && rc == SKEP_OK; i++) {
         step(b, "4 KB calls");
         bench_samples_clear(&b->samples);
-        rc = bench_tcp_echo(HIDDEN * 4, WARMUP_CALLS, b->calls, &b->samples, err);
+        rc = bench_tcp_echo(HIDDEN * sizeof(float), WARMUP_CALLS, b->calls, &b->samples, err);
         echo[i] = median_us(&b->samples);
         bench_samples_clear(&b->samples);
         if (rc == SKEP_OK)

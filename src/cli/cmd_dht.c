@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/fd.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "cli/command.h"
 #include "cli/options.h"
 #include "cli/output.h"
@@ -110,8 +111,9 @@ static void tell_stopped(const struct options *o, const struct peer *p)
     struct runner_status status;
 
     runner_status(swarm_runner(p->swarm), &status);
-    log_info("stopping: %u peers, %zu values stored for others", status.good_nodes,
-             status.storage_values);
+    log_info("stopping: %u peer%s, %zu value%s stored for others", status.good_nodes,
+             text_plural(status.good_nodes), status.storage_values,
+             text_plural(status.storage_values));
     if (options_flag(o, "json"))
         json_print_event(json_pack(
             "{s:s, s:i, s:I, s:I, s:I}", "event", "stopped", "dht_peers", (int)status.good_nodes,

@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/tensor.h"
+#include "base/text.h"
 #include "base/thread.h"
 
 /* How often one call looks its expert up: a node that has moved publishes again within moments. */
@@ -596,9 +597,9 @@ skep_status skep_call_result(struct skep_call *call, DLManagedTensor **outputs, 
         if (err != NULL)
             *err = call->error;
     } else if (call->output_count > output_cap) {
-        rc = error_set(err, SKEP_INVALID_ARGUMENT,
-                       "expert %s: %zu tensors came back, there is room for %zu", call->expert->uid,
-                       call->output_count, output_cap);
+        rc = error_set(
+            err, SKEP_INVALID_ARGUMENT, "expert %s: %zu tensor%s came back, there is room for %zu",
+            call->expert->uid, call->output_count, text_plural(call->output_count), output_cap);
     } else {
         for (size_t i = 0; i < call->output_count; i++)
             outputs[i] = call->outputs[i];

@@ -178,7 +178,7 @@ static void check_answer(struct fanout *f, struct fanout_call *c, const struct f
         return;
     const DLTensor *t = job->output_count > 0 ? &job->outputs[0]->dl_tensor : NULL;
     if (job->output_count != 1)
-        error_set(&job->error, SKEP_DATA_LOSS, "expert %s: answered %zu tensors, expected 1",
+        error_set(&job->error, SKEP_DATA_LOSS, "expert %s: answered %zu tensors, expected one",
                   c->expert->uid, job->output_count);
     else if (!has_shape(t, e, job->rows))
         error_set(&job->error, SKEP_DATA_LOSS,

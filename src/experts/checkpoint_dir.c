@@ -368,8 +368,8 @@ static skep_status try_all(const char *folder, const struct generation *list, si
             first = why;
     }
     return error_set(err, SKEP_FAILED_PRECONDITION,
-                     "%s: none of its %zu checkpoints can be used (newest: %s); move the folder "
-                     "away to start anew",
+                     "%s: none of its checkpoints can be used, of which it has %zu (newest: %s); "
+                     "move the folder away to start anew",
                      folder, count, first.message);
 }
 

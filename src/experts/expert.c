@@ -159,7 +159,7 @@ static skep_status check_fits(const struct expert *e, uint64_t bytes, struct ske
     if (pages <= 0 || page <= 0 || bytes <= (uint64_t)pages * (uint64_t)page)
         return SKEP_OK;
     return error_set(err, SKEP_RESOURCE_EXHAUSTED,
-                     "expert class %s: %" PRIu64 " parameters need %" PRIu64
+                     "expert class %s: its parameters (%" PRIu64 ") need %" PRIu64
                      " MiB with their optimizer, this machine has %" PRIu64 " MiB",
                      e->cls->name, e->parameter_count, bytes >> 20,
                      ((uint64_t)pages * (uint64_t)page) >> 20);

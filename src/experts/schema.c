@@ -10,6 +10,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/tensor.h"
+#include "base/text.h"
 
 enum { DIGEST_BYTES = 16, DESCRIPTION_BYTES = 128 };
 
@@ -69,8 +70,8 @@ skep_status schema_check(const struct skep_tensor_spec *specs, size_t spec_count
                          int64_t *rows, struct skep_error *err)
 {
     if (tensor_count != spec_count)
-        return error_set(err, SKEP_INVALID_ARGUMENT, "%zu %s tensors, expected %zu", tensor_count,
-                         what, spec_count);
+        return error_set(err, SKEP_INVALID_ARGUMENT, "%zu %s tensor%s, expected %zu", tensor_count,
+                         what, text_plural(tensor_count), spec_count);
     for (size_t i = 0; i < spec_count; i++) {
         skep_status rc = check_tensor(&specs[i], tensors[i], what, i, err);
         if (rc != SKEP_OK)

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "base/thread.h"
 #include "experts/workspace.h"
 
@@ -100,8 +101,8 @@ static skep_status save_one(struct checkpointer *cp, struct hosted *hosted, floa
         return rc;
     hosted->is_saved = true;
     hosted->saved_updates = header.counters.updates;
-    log_debug("expert %s: checkpoint after %" PRIu64 " updates saved", hosted->uid,
-              header.counters.updates);
+    log_debug("expert %s: checkpoint after %" PRIu64 " update%s saved", hosted->uid,
+              header.counters.updates, text_plural(header.counters.updates));
     return SKEP_OK;
 }
 
@@ -159,14 +160,19 @@ static void run_round(struct checkpointer *cp)
 /* Of one expert, at the end. */
 static void tell_lost(const struct hosted *hosted, const char *why)
 {
+    uint64_t updates = expert_update_count(hosted->expert);
+
     if (hosted->is_saved)
-        log_error("expert %s: lost: %" PRIu64 " updates since its last checkpoint, which could not "
+        updates -= hosted->saved_updates;
+    if (hosted->is_saved)
+        log_error("expert %s: lost: %" PRIu64
+                  " update%s since its last checkpoint, which could not "
                   "be saved at the stop: %s",
-                  hosted->uid, expert_update_count(hosted->expert) - hosted->saved_updates, why);
+                  hosted->uid, updates, text_plural(updates), why);
     else
-        log_error("expert %s: lost, with %" PRIu64 " updates: it has no checkpoint, and could not "
+        log_error("expert %s: lost, with %" PRIu64 " update%s: it has no checkpoint, and could not "
                   "be saved at the stop: %s",
-                  hosted->uid, expert_update_count(hosted->expert), why);
+                  hosted->uid, updates, text_plural(updates), why);
 }
 
 /* Waits until the time; true if it is to end. */
@@ -244,7 +250,7 @@ size_t checkpointer_finish(struct checkpointer *cp)
     }
     mem_free(round.copy);
     if (lost > LOST_LOGGED)
-        log_error("and %zu experts more have lost what they learned last", lost - LOST_LOGGED);
+        log_error("and %zu more lost what they learned last", lost - LOST_LOGGED);
     return lost;
 }
 

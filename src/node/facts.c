@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/text.h"
 
 enum { EXPERTS_LOGGED = 32 }; /* one by one; more are counted */
 
@@ -76,10 +77,11 @@ static void log_experts(const struct skep_node *node)
     char text[32];
 
     for (size_t i = 0; i < node->expert_count && i < EXPERTS_LOGGED; i++)
-        log_info("expert %s: %s in %s, %s parameters", node->experts[i]->uid,
+        log_info("expert %s: %s in %s, %s parameter%s", node->experts[i]->uid,
                  expert_class_name(node->experts[i]->expert),
                  expert_precision_name(node->experts[i]->expert),
-                 with_commas(expert_parameter_count(node->experts[i]->expert), text, sizeof(text)));
+                 with_commas(expert_parameter_count(node->experts[i]->expert), text, sizeof(text)),
+                 text_plural(expert_parameter_count(node->experts[i]->expert)));
     if (node->expert_count == 0)
         log_info("hosting no experts");
     if (node->expert_count > EXPERTS_LOGGED)

@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -16,12 +17,14 @@ enum {
 static uint64_t control_group_limit(void)
 {
     FILE *f = fopen("/sys/fs/cgroup/memory.max", "re");
+    char line[32];
     uint64_t limit = UINT64_MAX;
 
     if (f == NULL)
         return UINT64_MAX;
-    if (fscanf(f, "%" SCNu64, &limit) != 1) /* "max": no limit */
-        limit = UINT64_MAX;
+    /* "max" is no number: no limit. */
+    if (fgets(line, sizeof(line), f) != NULL && line[0] >= '0' && line[0] <= '9')
+        limit = strtoull(line, NULL, 10); /* a larger number becomes the largest */
     fclose(f);
     return limit;
 }

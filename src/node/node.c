@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/text.h"
 
 enum {
     FIRST_PUBLISH_WAIT_MS = 100, /* of readiness for the first publication to end */
@@ -150,8 +151,8 @@ skep_status skep_node_add_pattern(struct skep_node *node, const char *pattern, s
         goto fail;
     if (count < 1 || count > uid_pattern_count(&wish->pattern)) {
         rc = error_set(err, SKEP_INVALID_ARGUMENT,
-                       "pattern %s: %zu experts asked for, expected 1 to %" PRIu64, pattern, count,
-                       uid_pattern_count(&wish->pattern));
+                       "pattern %s: %zu expert%s asked for, expected 1 to %" PRIu64, pattern, count,
+                       text_plural(count), uid_pattern_count(&wish->pattern));
         goto fail;
     }
     wish->count = count;
@@ -345,7 +346,8 @@ static skep_status check_saved(struct skep_node *node, struct skep_error *err)
     pthread_mutex_unlock(&node->parts);
     return lost == 0 ? SKEP_OK
                      : error_set(err, SKEP_DATA_LOSS,
-                                 "node: %" PRIu64 " experts could not be saved at the stop", lost);
+                                 "node: %" PRIu64 " expert%s could not be saved at the stop", lost,
+                                 text_plural(lost));
 }
 
 skep_status skep_node_run(struct skep_node *node, struct skep_error *err)

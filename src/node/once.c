@@ -17,7 +17,7 @@ enum {
     DEFAULT_BYTES = 256 << 20,
     FIRST_BUCKETS = 64, /* a power of two; doubled as entries come */
 };
-static const uint64_t default_ttl_us = 600u * 1000000u;
+static const uint64_t default_ttl_us = UINT64_C(600) * 1000000;
 
 struct once_entry {
     uint8_t key[ONCE_PEER_BYTES + ONCE_ID_BYTES];

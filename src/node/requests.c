@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/tensor.h"
+#include "base/text.h"
 #include "node/service.h"
 
 struct request {
@@ -61,8 +62,9 @@ static skep_status check_tensors(const struct skep_expert_schema *schema,
 
     if (headers->tensor_count != schema->input_count + grads)
         return error_set(err, SKEP_INVALID_ARGUMENT,
-                         "%zu tensors, expected %zu inputs and %zu grad_outputs",
-                         headers->tensor_count, schema->input_count, grads);
+                         "%zu tensor%s, expected %zu (inputs: %zu, grad_outputs: %zu)",
+                         headers->tensor_count, text_plural(headers->tensor_count),
+                         schema->input_count + grads, schema->input_count, grads);
     for (size_t i = 0; i < headers->tensor_count; i++) {
         tensor_of_descriptor(&headers->tensors[i], &tensors[i]);
         views[i] = &tensors[i];

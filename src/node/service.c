@@ -80,8 +80,9 @@ static skep_status check_call(const struct service *service, const struct call_h
                          "dial_back, lease, tracker.request or tracker.summary",
                          text_quote(headers->method, strlen(headers->method), quoted));
     if (!methods[method].takes_tensors && headers->tensor_count > 0)
-        return error_set(err, SKEP_INVALID_ARGUMENT, "%s: %zu tensors, expected none",
-                         methods[method].name, headers->tensor_count);
+        return error_set(err, SKEP_INVALID_ARGUMENT, "%s: %zu tensor%s, expected none",
+                         methods[method].name, headers->tensor_count,
+                         text_plural(headers->tensor_count));
     if (methods[method].takes_uid && service_find(service, headers->uid) == NULL)
         return error_set(err, SKEP_NOT_FOUND, "expert %s: not served by this node, which has %zu",
                          text_quote(headers->uid, strlen(headers->uid), quoted),

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "base/thread.h"
 #include "node/pattern.h"
 
@@ -112,11 +113,12 @@ static void log_saved(const struct skep_node *node, const struct pattern_wish *w
     const char *path = node->checkpoints.path;
 
     if (saved > wish->count)
-        log_warn("%s: holds %zu experts of pattern %s, %zu are asked for: the rest is not hosted",
+        log_warn("%s: holds %zu experts of pattern %s, asked for: %zu; the rest is not hosted",
                  path, saved, wish->pattern.name, wish->count);
     else if (saved > 0)
-        log_info("%s: %zu experts of pattern %s go on, %zu are new", path, saved,
-                 wish->pattern.name, wish->count - saved);
+        log_info("%s: pattern %s: of %zu expert%s, %zu go on and %zu start anew", path,
+                 wish->pattern.name, wish->count, text_plural(wish->count), saved,
+                 wish->count - saved);
 }
 
 static skep_status add_wish(struct skep_node *node, const struct pattern_wish *wish,

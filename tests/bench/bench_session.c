@@ -135,8 +135,8 @@ static void set_up(struct bench *b, const struct session_config *initiator,
         die("set up", &err);
     memset(b->tensor->dl_tensor.data, 1, (size_t)floats * 4);
     b->tensors[0] = &b->tensor->dl_tensor;
-    strcpy(b->headers.method, "forward");
-    strcpy(b->headers.uid, "ffn.3.7");
+    snprintf(b->headers.method, sizeof(b->headers.method), "%s", "forward");
+    snprintf(b->headers.uid, sizeof(b->headers.uid), "%s", "ffn.3.7");
     b->headers.timeout_ms = 5000;
     b->headers.tensor_count = 1;
     if (tensor_descriptor_of(&b->headers.tensors[0], b->tensors[0], &err) != SKEP_OK)

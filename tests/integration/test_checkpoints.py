@@ -174,11 +174,11 @@ def case_without_a_usable_one_it_does_not_start():
         assert first.stop() == 0
         base = ["node", "--no-dht", "--listen", "127.0.0.1:*", "--checkpoint-dir", folder,
                 "--expert-uids", "ffn.0.0"]
-        refused(1, ["none of its 1 checkpoints", "hidden_dim 16", "hidden_dim 32"], *base,
+        refused(1, ["none of its checkpoints can be used, of which it has 1", "hidden_dim 16", "hidden_dim 32"], *base,
                 "--expert-cls", "ffn", "--hidden-dim", "32")
         refused(1, ["ffn.0.0", "class"], *base, "--expert-cls", "swiglu", "--hidden-dim", "16")
         damage(newest_path(folder), "flipped")
-        refused(1, ["none of its 1 checkpoints", "checksum"], *base, "--expert-cls", "ffn",
+        refused(1, ["none of its checkpoints can be used, of which it has 1", "checksum"], *base, "--expert-cls", "ffn",
                 "--hidden-dim", "16")
         assert len(generations(folder)) == 1
 
@@ -280,7 +280,7 @@ def case_what_a_full_disk_costs_at_the_stop_is_told():
         assert first.stop() == 1, first.read_log()
         log = first.read_log()
         assert "ERROR" in log and "ffn.0.0: lost: 3 updates since its last checkpoint" in log, log
-        assert "File too large" in log and "1 experts could not be saved" in log, log
+        assert "File too large" in log and "1 expert could not be saved" in log, log
         assert "ffn.0.1: lost" not in log and "tried again" not in log, log
         assert first.events()[-1]["event"] == "stopped"
         assert info(node(swarm, "second", folder))["updates"] == 0
@@ -305,12 +305,12 @@ def case_experts_of_a_pattern_go_on_after_a_restart():
         second, again = start("second", 2)
         assert again == uids, (again, uids)
         assert info(second, trained)["updates"] == 1
-        assert "2 experts of pattern ffn go on, 0 are new" in second.read_log()
+        assert "pattern ffn: of 2 experts, 2 go on and 0 start anew" in second.read_log()
         assert second.stop() == 0
         third, more = start("third", 4)
         assert len(more) == 4 and set(uids) < set(more), (uids, more)
         assert info(third, trained)["updates"] == 1
-        assert "2 experts of pattern ffn go on, 2 are new" in third.read_log()
+        assert "pattern ffn: of 4 experts, 2 go on and 2 start anew" in third.read_log()
         assert third.stop() == 0
         fourth, fewer = start("fourth", 1)
         assert fewer == more[:1], (fewer, more)

@@ -4,7 +4,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "unit.h"
 #include "base/alloc.h"
@@ -13,6 +12,7 @@
 #include "base/thread.h"
 #include "dht/handler.h"
 #include "dht/swarm.h"
+#include "until.h"
 
 enum { NET_PATIENCE_MS = 20000 }; /* far above what anything here takes */
 
@@ -37,23 +37,16 @@ static inline uint64_t net_deadline(void)
     return clock_deadline_us(NET_PATIENCE_MS);
 }
 
-/* A turn of a loop that looks for something another thread brings about. */
-static inline void net_nap(void)
-{
-    const struct timespec turn = {.tv_nsec = 2 * 1000 * 1000};
-
-    nanosleep(&turn, NULL);
-}
-
 /* Waits until a condition holds; false if it never does. */
-#define NET_UNTIL(condition)                                                                       \
-    ({                                                                                             \
-        uint64_t net_until_deadline = net_deadline();                                              \
-        bool net_until_held = false;                                                               \
-        while (!(net_until_held = (condition)) && clock_mono_us() < net_until_deadline)            \
-            net_nap();                                                                             \
-        net_until_held;                                                                            \
-    })
+#define NET_UNTIL(condition) UNTIL(condition, NET_PATIENCE_MS)
+
+/* Waits until the clock that dates records shows another millisecond. */
+static inline void net_next_ms(void)
+{
+    const int64_t now = clock_wall_ms();
+
+    assert_true(NET_UNTIL(clock_wall_ms() > now));
+}
 
 /* Starts a node that knows the nodes at `ports`; does not wait. */
 static inline void net_start_with(struct net_node *node, const uint16_t *ports, size_t count,

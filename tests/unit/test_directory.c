@@ -63,7 +63,7 @@ static void two_nodes_of_one_uid_are_both_found_freshest_first(void **state)
 
     net_start_many(nodes, 4);
     assert_int_equal(net_declare_expert(&nodes[1], "ffn.5", 7001, 60, false), SKEP_OK);
-    net_nap(); /* seq is in ms */
+    net_next_ms(); /* seq is in ms */
     assert_int_equal(net_declare_expert(&nodes[2], "ffn.5", 7002, 60, false), SKEP_OK);
     /* The first answer may come from a node that has only one of them; what others send after it
      * enters the cache. */

@@ -65,7 +65,7 @@ static void every_tracker_of_a_key_is_found_freshest_first(void **state)
     net_start_many(nodes, 5);
     for (uint32_t i = 1; i <= 3; i++) {
         assert_int_equal(declare_resource(&nodes[i], "rpi:4", i, false), SKEP_OK);
-        net_nap(); /* seq is in ms */
+        net_next_ms(); /* seq is in ms */
     }
     assert_int_equal(declare_resource(&nodes[4], "other", 9, false), SKEP_OK);
     assert_true(NET_UNTIL(count_of(&nodes[0], "rpi:4", false) == 3));

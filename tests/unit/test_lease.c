@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <skep/client.h>
@@ -15,24 +14,9 @@
 #include "base/tensor.h"
 #include "node/leases.h"
 #include "tracker/client.h"
+#include "until.h"
 
 enum { PATIENCE_MS = 20000, HIDDEN = 16 };
-
-/* A turn of a loop that looks for something other threads bring about. */
-static void nap(void)
-{
-    const struct timespec turn = {.tv_nsec = 2 * 1000 * 1000};
-
-    nanosleep(&turn, NULL);
-}
-
-#define UNTIL(condition)                                                                           \
-    do {                                                                                           \
-        uint64_t until_deadline = clock_deadline_us(PATIENCE_MS);                                  \
-        while (!(condition) && clock_mono_us() < until_deadline)                                   \
-            nap();                                                                                 \
-        assert_true(condition);                                                                    \
-    } while (0)
 
 static struct skep_node *start_node_with(uint32_t lease_timeout_ms, uint32_t lease_silence_ms)
 {
@@ -159,7 +143,7 @@ static void a_match_key_is_good_once(void **state)
         skep_client_lease_begin(client, endpoint, peer_id, match_key, 0, PATIENCE_MS, &none, &err),
         SKEP_PERMISSION_DENIED);
     skep_client_lease_free(first);
-    UNTIL(!is_leased(node) && is_on_offer(node));
+    assert_true(UNTIL(!is_leased(node) && is_on_offer(node), PATIENCE_MS));
     assert_int_equal(
         skep_client_lease_begin(client, endpoint, peer_id, match_key, 0, PATIENCE_MS, &none, &err),
         SKEP_PERMISSION_DENIED);
@@ -208,7 +192,7 @@ static void a_lease_expires_unless_it_is_renewed(void **state)
     assert_int_equal(skep_client_lease_renew(held, 10, PATIENCE_MS, NULL), SKEP_OK);
     assert_true(skep_client_lease_wait_ended(held, PATIENCE_MS));
     assert_int_equal(skep_client_lease_renew(held, 0, PATIENCE_MS, NULL), SKEP_PERMISSION_DENIED);
-    UNTIL(is_on_offer(node));
+    assert_true(UNTIL(is_on_offer(node), PATIENCE_MS));
     skep_client_lease_free(held);
     skep_client_free(client);
     skep_node_free(node);
@@ -339,7 +323,7 @@ static void a_holder_that_is_killed_gives_the_node_back(void **state)
     lease_elsewhere(node, &holders[0]);
     assert_true(is_leased(node));
     end_holder(&holders[0]);
-    UNTIL(!is_leased(node) && is_on_offer(node));
+    assert_true(UNTIL(!is_leased(node) && is_on_offer(node), PATIENCE_MS));
     skep_node_free(node);
 }
 
@@ -351,7 +335,7 @@ static void a_holder_that_falls_silent_gives_the_node_back(void **state)
 
     lease_elsewhere(node, &holders[1]);
     assert_int_equal(kill(holders[1].pid, SIGSTOP), 0);
-    UNTIL(!is_leased(node) && is_on_offer(node));
+    assert_true(UNTIL(!is_leased(node) && is_on_offer(node), PATIENCE_MS));
     end_holder(&holders[1]);
     skep_node_free(node);
 }

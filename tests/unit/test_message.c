@@ -89,8 +89,8 @@ static struct call_headers *full_call(void)
     static uint8_t params[] = {0x81, 0xa1, 'k', 5};
     struct call_headers *h = calloc(1, sizeof(*h));
 
-    strcpy(h->method, "backward");
-    strcpy(h->uid, "ffn.31.255");
+    snprintf(h->method, sizeof(h->method), "%s", "backward");
+    snprintf(h->uid, sizeof(h->uid), "%s", "ffn.31.255");
     h->timeout_ms = 12345;
     h->has_request_id = true;
     memset(h->request_id, 0xab, sizeof(h->request_id));
@@ -340,7 +340,7 @@ static void limits_count_decoded_bytes(void **state)
     struct skep_error err;
 
     (void)state;
-    strcpy(h->method, "m");
+    snprintf(h->method, sizeof(h->method), "%s", "m");
     h->tensor_count = 1;
     h->tensors[0] = descriptor(DTYPE_F32, 1, (int64_t[]){10000});
     h->tensors[0].encoding = ENCODING_UNIFORM8;
@@ -434,7 +434,7 @@ static void limits_hold_at_their_edge(void **state)
     struct skep_error err;
 
     (void)state;
-    strcpy(h->method, "m");
+    snprintf(h->method, sizeof(h->method), "%s", "m");
     for (int64_t total = 99; total <= 101; total++)
         for (size_t count = 1; count <= 4; count++) {
             h->tensor_count = count;
@@ -541,7 +541,7 @@ static void reply_round_trips(void **state)
 
     (void)state;
     in->status = SKEP_RESOURCE_EXHAUSTED;
-    strcpy(in->message, "pool ffn.1 is full: 64 tasks, at most 64");
+    snprintf(in->message, sizeof(in->message), "%s", "pool ffn.1 is full: 64 tasks, at most 64");
     in->retry_after_ms = 1500;
     in->result = (struct bytes){.data = result, .len = sizeof(result)};
     in->tensor_count = 1;

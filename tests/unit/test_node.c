@@ -100,7 +100,8 @@ static void bad_calls_are_refused_by_name_and_the_next_is_served(void **state)
     r.request_id = NULL;
     refused(&caller, &r, SKEP_INVALID_ARGUMENT, "request_id");
     r.count = 1;
-    refused(&caller, &r, SKEP_INVALID_ARGUMENT, "1 tensors, expected 1 inputs and 1 grad_outputs");
+    refused(&caller, &r, SKEP_INVALID_ARGUMENT,
+            "1 tensor, expected 2 (inputs: 1, grad_outputs: 1)");
     r = forward_of(good);
     r.count = 0;
     refused(&caller, &r, SKEP_INVALID_ARGUMENT, "0 tensors");

@@ -500,7 +500,7 @@ static void loopback_is_fine_in_a_loopback_swarm_and_dropped_elsewhere(void **st
     struct record in = expert_record(), out;
     uint8_t key[RECORD_KEY_BYTES];
 
-    strcpy(in.expert.endpoints[0].host, "127.0.0.1");
+    snprintf(in.expert.endpoints[0].host, sizeof(in.expert.endpoints[0].host), "%s", "127.0.0.1");
     struct bytes data = encode(&in, &local_swarm, key);
     assert_int_equal(decode(&out, &data, &local_swarm, key), SKEP_OK);
     assert_int_equal(out.expert.endpoint_count, 2);
@@ -633,7 +633,7 @@ static void value_id_names_peer_and_subject_only(void **state)
     b.expert.endpoints[0].port++;
     b.expert.offline = true;
     assert_true(record_value_id(&a) == record_value_id(&b));
-    strcpy(b.expert.uid, "ffn.3.18");
+    snprintf(b.expert.uid, sizeof(b.expert.uid), "%s", "ffn.3.18");
     assert_true(record_value_id(&a) != record_value_id(&b));
     b = a;
     b.peer_id[0]++;

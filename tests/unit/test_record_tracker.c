@@ -175,7 +175,7 @@ static void bad_fields_are_refused_before_sending(void **state)
         many[i] = many[0];
     r[4].resource.tvm = loopback;
     r[5].tracker.tvm.port = 0;
-    strcpy(r[6].tracker.version, "a b");
+    snprintf(r[6].tracker.version, sizeof(r[6].tracker.version), "%s", "a b");
     for (size_t i = 0; i < 7; i++) {
         key_of(&r[i], &open_swarm, key);
         assert_int_equal(record_encode(&r[i], &publisher, &open_swarm, key, &out, NULL),

@@ -518,7 +518,7 @@ static void addresses_of_others_and_the_public_network_are_refused(void **state)
 
     assert_int_equal(runner_new(&config, &a, &err), SKEP_FAILED_PRECONDITION);
     assert_non_null(strstr(err.message, "192.0.2.7:4222"));
-    strcpy(config.listen.host, "127.0.0.1");
+    snprintf(config.listen.host, sizeof(config.listen.host), "%s", "127.0.0.1");
     config.network_id = 0;
     assert_int_equal(runner_new(&config, &a, &err), SKEP_INVALID_ARGUMENT);
     assert_null(a);

@@ -443,10 +443,7 @@ static void a_dead_nodes_experts_go_when_their_records_end(void **state)
     net_declare(&nodes[2], &declaration, 1);
     net_stop(&nodes[2]);
     assert_true(NET_UNTIL(experts_of(w) == 1));
-    const uint64_t deadline = clock_deadline_us(2000 * RECORD_MIN_LIFETIME_S);
-    while (experts_of(w) > 0 && clock_mono_us() < deadline)
-        net_nap();
-    assert_int_equal(experts_of(w), 0);
+    assert_true(UNTIL(experts_of(w) == 0, 2000 * RECORD_MIN_LIFETIME_S));
     assert_true(clock_wall_ms() / 1000 >= record.expires_at);
     assert_true(NET_UNTIL(count_of(&told.gone) == 1));
     watch_free(w);
@@ -471,10 +468,7 @@ static void a_watch_survives_the_loss_of_its_peers(void **state)
     const struct net_options again = {.minute_ms = 500, .port = port};
     net_start_with(&peer, NULL, 0, &again);
     struct handler *h = publish(&peer, grid, 4, 7001);
-    const uint64_t deadline = clock_deadline_us(4 * NET_PATIENCE_MS);
-    while (experts_of(w) != 4 && clock_mono_us() < deadline)
-        net_nap();
-    assert_int_equal(experts_of(w), 4);
+    assert_true(UNTIL(experts_of(w) == 4, 4 * NET_PATIENCE_MS));
     handler_free(h, clock_deadline_us(1000));
     watch_free(w);
     net_stop(&watcher);

@@ -1,7 +1,7 @@
 /* Plugins with one fault each, chosen by FAULT; FAULT 0 is one without. Class "scale": y = w x. */
 #include <math.h>
 #include <skep/plugin.h>
-#include <string.h>
+#include <stdio.h>
 
 enum {
     OTHER_VERSION = 1,
@@ -31,7 +31,7 @@ static skep_status create(const struct skep_expert_options *options, void **stat
                           struct skep_error *err)
 {
     if (FAULT == CREATE_FAILS) {
-        strcpy(err->message, "the moon is in the wrong phase");
+        snprintf(err->message, sizeof(err->message), "%s", "the moon is in the wrong phase");
         return SKEP_FAILED_PRECONDITION;
     }
     living++;
