@@ -217,7 +217,13 @@ std::shared_ptr<operation> make_operation(const opendht_ext_calls &calls)
     }
 }
 
-/* Who listens; shared by the copies OpenDHT makes of its closure, as operations are. */
+/*
+ * Who listens; shared by the copies OpenDHT makes of its closure, as operations are. The future of
+ * its token lives here, so that it goes with the last of those copies: OpenDHT has given up its own
+ * end of it long before, in the operation that began the listen. Whoever drops a future earlier
+ * leaves it to OpenDHT to free the state behind it, ordered by nothing but the reference count
+ * inside that library, which ThreadSanitizer does not see.
+ */
 class listener
 {
   public:
@@ -235,6 +241,8 @@ class listener
         heard(arg);
     }
 
+    std::shared_future<size_t> token; /* of the thread that starts and stops the listen */
+
   private:
     void (*heard)(void *);
     void (*release)(void *);
@@ -245,7 +253,7 @@ class listener
 
 struct opendht_ext_listen {
     dht::InfoHash key;
-    std::shared_future<size_t> token;
+    std::shared_ptr<listener> who;
 };
 
 extern "C" {
@@ -342,7 +350,8 @@ struct opendht_ext_listen *opendht_ext_listen_start(dht_runner *runner,
         const std::shared_ptr<listener> shared(l); /* deletes l if it throws */
         auto out = std::make_unique<opendht_ext_listen>();
         out->key = dht::InfoHash(key, OPENDHT_EXT_KEY_BYTES);
-        out->token =
+        out->who = shared;
+        shared->token =
             unwrap(runner)
                 ->listen(out->key,
                          dht::ValueCallback(
@@ -358,21 +367,24 @@ struct opendht_ext_listen *opendht_ext_listen_start(dht_runner *runner,
     }
 }
 
-void opendht_ext_listen_stop(dht_runner *runner, struct opendht_ext_listen *listen)
+bool opendht_ext_listen_stop(dht_runner *runner, struct opendht_ext_listen *listen)
 {
-    const std::unique_ptr<opendht_ext_listen> owned(listen);
-
     try {
-        if (!owned)
-            return;
-        /* Started long ago, as a rule: then the number will do, and nothing is shared any more. */
-        if (owned->token.wait_for(std::chrono::seconds(0)) == std::future_status::ready)
-            unwrap(runner)->cancelListen(owned->key, owned->token.get());
-        else
-            unwrap(runner)->cancelListen(owned->key, owned->token);
+        const auto &token = listen->who->token;
+        if (token.wait_for(std::chrono::seconds(0)) != std::future_status::ready ||
+            token.get() == 0)
+            return false;
+        unwrap(runner)->cancelListen(listen->key, token.get());
     } catch (...) {
         /* It ends with the runner. */
     }
+    delete listen;
+    return true;
+}
+
+void opendht_ext_listen_free(struct opendht_ext_listen *listen)
+{
+    delete listen;
 }
 
 void opendht_ext_contact(dht_runner *runner, const struct sockaddr *address, socklen_t len)

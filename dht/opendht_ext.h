@@ -109,8 +109,12 @@ struct opendht_ext_listen *opendht_ext_listen_start(dht_runner *runner,
                                                     const uint8_t key[OPENDHT_EXT_KEY_BYTES],
                                                     void (*heard)(void *arg),
                                                     void (*release)(void *arg), void *arg);
-/* Does not block. Before opendht_ext_delete(). NULL is allowed. */
-void opendht_ext_listen_stop(dht_runner *runner, struct opendht_ext_listen *listen);
+/* Ends and frees it. False, with nothing done: OpenDHT has not begun it yet (it holds that back as
+ * it does gets), or cannot end it at all: it gives no token where it has one address family only.
+ * Does not block. Before opendht_ext_delete(). */
+bool opendht_ext_listen_stop(dht_runner *runner, struct opendht_ext_listen *listen);
+/* Frees one that could not be ended before opendht_ext_delete(), after it. */
+void opendht_ext_listen_free(struct opendht_ext_listen *listen);
 
 /* Pings a numeric address and adds it to the nodes OpenDHT tries. */
 void opendht_ext_contact(dht_runner *runner, const struct sockaddr *address, socklen_t len);

@@ -64,6 +64,7 @@ struct runner_status {
     unsigned good_nodes, dubious_nodes; /* of the routing tables, both families */
     size_t storage_values, storage_bytes;
     uint64_t values_refused; /* by the store and edit policies */
+    size_t listens;          /* that OpenDHT has, also ended ones that it cannot let go of */
 };
 /* May block for a moment behind OpenDHT's own lock. */
 void runner_status(struct runner *runner, struct runner_status *out);
@@ -104,10 +105,12 @@ void runner_get_replies(struct runner *runner, const uint8_t key[static RECORD_K
 struct runner_listen;
 /*
  * Rings whenever a value of ours appears or expires under a key. An edit under the same value id
- * does not ring, see dht/watch.h.
- * @param heard    on OpenDHT's thread; may still run for a moment after runner_unlisten().
+ * does not ring, see dht/watch.h. Values that came before may not ring again.
+ * @param heard    on OpenDHT's thread, not after runner_unlisten() has returned; must not call
+ * back.
  * @param release  runs exactly once, after the last `heard`, also on failure; frees `arg`.
- * @return owned: runner_unlisten() before runner_free(); NULL if it could not be started.
+ * @return owned: runner_unlisten() before runner_free(); NULL if it could not be started: memory is
+ *         short, or too many keys are listened to (4,096, with those OpenDHT cannot let go of).
  */
 struct runner_listen *runner_listen(struct runner *runner,
                                     const uint8_t key[static RECORD_KEY_BYTES],

@@ -73,6 +73,11 @@ static inline void rogue_start(struct rogue *rogue, const struct net_node *node)
     opendht_ext_contact(rogue->dht, (const struct sockaddr *)&address.sa, address.len);
     struct opendht_ext_stats stats = {0};
     assert_true(NET_UNTIL((opendht_ext_read_stats(rogue->dht, &stats), stats.good_nodes > 0)));
+    /* The node would ask the newcomer something in its next round of maintenance, 5 to 25 s later.
+     */
+    target.port = dht_runner_get_bound_port(rogue->dht, AF_INET);
+    assert_true(endpoint_to_address(&target, &address));
+    runner_contact(swarm_runner(node->swarm), &address);
     assert_true(NET_UNTIL(swarm_peer_count(node->swarm) > before));
 }
 

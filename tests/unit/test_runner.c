@@ -213,6 +213,102 @@ static struct tally get(struct runner *runner, const uint8_t key[static RECORD_K
     return t;
 }
 
+/* ---- listens: a ring counts as a value, the release as an end ---- */
+
+static void on_heard(void *arg)
+{
+    struct tally *t = arg;
+
+    pthread_mutex_lock(&t->lock);
+    t->values++;
+    pthread_cond_broadcast(&t->changed);
+    pthread_mutex_unlock(&t->lock);
+}
+
+static void on_released(void *arg)
+{
+    on_done(arg, true);
+}
+
+/* On one address family, where OpenDHT cannot end it, and on both. */
+static void listen_until_it_is_ended(struct runner *a, struct runner *b)
+{
+    struct item first = make_item(&publisher, 1, 7000, 0), second;
+    struct tally t;
+    uint64_t deadline = clock_deadline_us(PATIENCE_MS);
+    struct identity other;
+
+    assert_int_equal(identity_generate(&other, NULL), SKEP_OK);
+    second = make_item(&other, 1, 7001, 0);
+    tally_init(&t);
+    struct runner_listen *l = runner_listen(a, first.key, on_heard, on_released, &t);
+    assert_non_null(l);
+    assert_true(put(b, &first));
+    pthread_mutex_lock(&t.lock);
+    while (t.values == 0 && cond_wait_until(&t.changed, &t.lock, deadline))
+        ;
+    size_t rings = t.values;
+    pthread_mutex_unlock(&t.lock);
+    assert_true(rings > 0);
+    assert_int_equal(t.done, 0);
+    runner_unlisten(a, l);
+    assert_int_equal(t.done, 1);
+    rings = t.values;
+    assert_true(put(b, &second));
+    assert_int_equal(get(a, first.key).values, 2);
+    stop(b);
+    stop(a);
+    assert_int_equal(t.values, rings); /* deaf since */
+    assert_int_equal(t.done, 1);
+    bytes_free(&first.data);
+    bytes_free(&second.data);
+    tally_fini(&t);
+}
+
+static void a_listen_rings_until_it_is_ended(void **state)
+{
+    (void)state;
+    struct runner *a = start();
+
+    listen_until_it_is_ended(a, start_joined(a));
+    a = start_on("", 0, record_network_id(&swarm));
+    listen_until_it_is_ended(a, start_joined(a));
+}
+
+/* Whatever OpenDHT can let go of, it does not pile up. */
+static void ended_listens_do_not_pile_up(void **state)
+{
+    (void)state;
+    enum { LISTENS = 1000 };
+    struct runner *both = start_on("", 0, record_network_id(&swarm));
+    struct runner *one = start_joined(both), *each[] = {one, both};
+    const uint8_t key[RECORD_KEY_BYTES] = {2};
+    struct runner_status status;
+    struct tally t;
+
+    tally_init(&t);
+    for (size_t i = 0; i < 2 * LISTENS; i++) {
+        struct runner *r = each[i % 2];
+        runner_unlisten(r, runner_listen(r, key, on_heard, on_released, &t));
+    }
+    assert_int_equal(t.done, 2 * LISTENS);
+    runner_status(one, &status);
+    assert_int_equal(status.listens, 1); /* one family: it stays */
+    uint64_t deadline = clock_deadline_us(PATIENCE_MS);
+    do
+        runner_status(both, &status);
+    while (status.listens > 0 && clock_left_ms(deadline) > 0);
+    assert_int_equal(status.listens, 0);
+    const uint8_t another[RECORD_KEY_BYTES] = {3};
+    mem_fail_at(1);
+    assert_null(runner_listen(one, another, on_heard, on_released, &t));
+    mem_fail_at(0);
+    assert_int_equal(t.done, 2 * LISTENS + 1);
+    stop(one);
+    stop(both);
+    tally_fini(&t);
+}
+
 static void low_descriptors_used_up_is_an_error_not_an_abort(void **state)
 {
     (void)state;
@@ -866,6 +962,8 @@ int main(void)
         cmocka_unit_test(a_busy_port_is_named),
         cmocka_unit_test(addresses_of_others_and_the_public_network_are_refused),
         cmocka_unit_test(both_families_and_each_alone_can_be_bound),
+        cmocka_unit_test(a_listen_rings_until_it_is_ended),
+        cmocka_unit_test(ended_listens_do_not_pile_up),
         cmocka_unit_test(every_operation_ends_once_when_the_runner_is_freed),
         cmocka_unit_test(puts_under_way_are_waited_for),
         cmocka_unit_test(operations_of_a_lonely_node_end),
