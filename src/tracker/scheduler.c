@@ -74,142 +74,6 @@ static skep_status full(struct scheduler *s, struct skep_error *err)
                     s->limits.max_bytes, err);
 }
 
-/* ---- resources ---- */
-
-static size_t item_bytes(const struct scheduler_item *item)
-{
-    return sizeof(*item) + item->address_len + item->match_key_len;
-}
-
-static struct tracker_resource resource_of(const struct scheduler_item *item)
-{
-    return (struct tracker_resource){
-        .address = {.data = item->text, .len = item->address_len},
-        .port = item->port,
-        .match_key = {.data = item->text + item->address_len, .len = item->match_key_len},
-    };
-}
-
-/* Match keys belong to their owner: two servers may happen to choose the same one. */
-static uint64_t item_hash(const struct scheduler *s, const struct scheduler_owner *owner,
-                          struct tracker_text match_key)
-{
-    return hash_text(s->secret, match_key.data, match_key.len) ^
-           hash_text(s->secret, &owner, sizeof(owner));
-}
-
-static struct scheduler_item *find_item(const struct scheduler *s,
-                                        const struct scheduler_owner *owner,
-                                        struct tracker_text match_key, uint64_t hash)
-{
-    for (struct hash_node *n = hash_table_first(&s->items, hash); n != NULL;
-         n = hash_table_next(n)) {
-        struct scheduler_item *item =
-            (struct scheduler_item *)((char *)n - offsetof(struct scheduler_item, by_match_key));
-        if (item->owner == owner && tracker_text_equal(resource_of(item).match_key, match_key))
-            return item;
-    }
-    return NULL;
-}
-
-/* @param first  before all others of its key, not after them. */
-static void make_free(struct scheduler *s, struct scheduler_item *item, bool first)
-{
-    struct scheduler_key *key = item->key;
-
-    item->key_prev = first ? NULL : key->last_free;
-    item->key_next = first ? key->first_free : NULL;
-    if (item->key_prev != NULL)
-        item->key_prev->key_next = item;
-    else
-        key->first_free = item;
-    if (item->key_next != NULL)
-        item->key_next->key_prev = item;
-    else
-        key->last_free = item;
-    key->facts.free++;
-    s->totals.free++;
-}
-
-static void unmake_free(struct scheduler *s, struct scheduler_item *item)
-{
-    struct scheduler_key *key = item->key;
-
-    if (item->key_prev != NULL)
-        item->key_prev->key_next = item->key_next;
-    else
-        key->first_free = item->key_next;
-    if (item->key_next != NULL)
-        item->key_next->key_prev = item->key_prev;
-    else
-        key->last_free = item->key_prev;
-    key->facts.free--;
-    s->totals.free--;
-}
-
-static void owner_add_item(struct scheduler_owner *owner, struct scheduler_item *item)
-{
-    item->owner = owner;
-    item->owner_prev = owner->last_item;
-    if (item->owner_prev != NULL)
-        item->owner_prev->owner_next = item;
-    else
-        owner->first_item = item;
-    owner->last_item = item;
-    owner->item_count++;
-}
-
-static void owner_remove_item(struct scheduler_item *item)
-{
-    struct scheduler_owner *owner = item->owner;
-
-    if (item->owner_prev != NULL)
-        item->owner_prev->owner_next = item->owner_next;
-    else
-        owner->first_item = item->owner_next;
-    if (item->owner_next != NULL)
-        item->owner_next->owner_prev = item->owner_prev;
-    else
-        owner->last_item = item->owner_prev;
-    owner->item_count--;
-}
-
-static void free_item(struct scheduler *s, struct scheduler_item *item)
-{
-    struct scheduler_key *key = item->key;
-
-    if (item->taken != 0)
-        hash_table_remove(&s->taken, &item->by_taken);
-    else
-        unmake_free(s, item);
-    hash_table_remove(&s->items, &item->by_match_key);
-    owner_remove_item(item);
-    scheduler_release(s, item_bytes(item));
-    key->item_count--;
-    mem_free(item);
-    scheduler_key_touch(s, key);
-}
-
-static struct scheduler_item *new_item(struct scheduler *s, const struct tracker_resource *r)
-{
-    size_t bytes = sizeof(struct scheduler_item) + r->address.len + r->match_key.len;
-
-    if (!scheduler_reserve(s, bytes))
-        return NULL;
-    struct scheduler_item *item = mem_alloc(bytes);
-    if (item == NULL) {
-        scheduler_release(s, bytes);
-        return NULL;
-    }
-    *item = (struct scheduler_item){
-        .port = r->port, .address_len = r->address.len, .match_key_len = r->match_key.len};
-    if (r->address.len > 0)
-        memcpy(item->text, r->address.data, r->address.len);
-    if (r->match_key.len > 0)
-        memcpy(item->text + r->address.len, r->match_key.data, r->match_key.len);
-    return item;
-}
-
 /* ---- handing out ---- */
 
 static size_t wait_bucket(uint64_t wait_us)
@@ -243,9 +107,10 @@ static uint64_t elapsed(uint64_t since_us, uint64_t now_us)
 
 /* Tells a waiting request its answer. False: it could not be told, and waits no more. */
 static bool answer(struct scheduler *s, struct scheduler_waiter *w,
-                   const struct tracker_resource *resource, uint64_t now_us, enum scheduler_end how)
+                   const struct tracker_resource *resource, uint64_t now_us, enum scheduler_end how,
+                   uint64_t *mark)
 {
-    bool told = s->events.assign(s->arg, w->owner, resource);
+    bool told = s->events.assign(s->arg, w->owner, resource, mark);
     struct scheduler_key *key = w->key;
 
     if (told) {
@@ -257,14 +122,26 @@ static bool answer(struct scheduler *s, struct scheduler_waiter *w,
     return told;
 }
 
+/* Its answer is under way. */
+static void hand_out(struct scheduler *s, struct scheduler_item *item, struct scheduler_owner *to,
+                     uint64_t mark)
+{
+    if (mark == 0)
+        scheduler_item_free(s, item);
+    else
+        scheduler_item_give(s, item, to, mark);
+}
+
 /* What is free goes to those who wait. */
 static void serve(struct scheduler *s, struct scheduler_key *key, uint64_t now_us)
 {
     while (key->first_free != NULL && key->facts.pending > 0) {
         struct scheduler_item *item = key->first_free;
-        struct tracker_resource resource = resource_of(item);
-        if (answer(s, key->heap[0], &resource, now_us, SCHEDULER_SERVED))
-            free_item(s, item);
+        struct tracker_resource resource = scheduler_item_resource(item);
+        struct scheduler_owner *to = key->heap[0]->owner;
+        uint64_t mark = 0;
+        if (answer(s, key->heap[0], &resource, now_us, SCHEDULER_SERVED, &mark))
+            hand_out(s, item, to, mark);
     }
 }
 
@@ -272,35 +149,36 @@ static bool is_same(const struct scheduler_item *item, const struct scheduler_ke
                     const struct tracker_resource *r)
 {
     return item->taken == 0 && item->key == key && item->port == r->port &&
-           tracker_text_equal(resource_of(item).address, r->address);
+           tracker_text_equal(scheduler_item_resource(item).address, r->address);
 }
 
 skep_status scheduler_put(struct scheduler *s, struct scheduler_owner *owner,
                           struct tracker_text key_text, const struct tracker_resource *resource,
                           uint64_t now_us, struct skep_error *err)
 {
-    uint64_t hash = item_hash(s, owner, resource->match_key);
-    struct scheduler_item *old = find_item(s, owner, resource->match_key, hash);
+    uint64_t hash = scheduler_item_hash(s, owner, resource->match_key);
     struct scheduler_key *key = scheduler_key_get(s, key_text);
 
     if (key == NULL)
         return full(s, err);
+    scheduler_item_forget_lent(s, owner);
+    struct scheduler_item *old = scheduler_item_find(s, owner, resource->match_key, hash);
     if (old != NULL && is_same(old, key, resource))
         return SKEP_OK;
     scheduler_key_touch(s, key);
     if (old == NULL && owner->item_count >= s->limits.max_items_per_owner)
         return too_much(s, "too many resources of one connection", s->limits.max_items_per_owner,
                         err);
-    struct scheduler_item *item = new_item(s, resource);
+    struct scheduler_item *item = scheduler_item_new(s, resource);
     if (item == NULL)
         return full(s, err);
     item->key = key;
     key->item_count++;
     if (old != NULL)
-        free_item(s, old);
+        scheduler_item_free(s, old);
     hash_table_add(&s->items, &item->by_match_key, hash);
-    owner_add_item(owner, item);
-    make_free(s, item, false);
+    scheduler_item_enter(owner, item);
+    scheduler_item_make_free(s, item, false);
     key->facts.puts++;
     s->totals.puts++;
     scheduler_key_touch(s, key);
@@ -345,13 +223,14 @@ skep_status scheduler_ask(struct scheduler *s, struct scheduler_owner *owner,
     struct scheduler_item *item = key->first_free;
     if (item == NULL) /* else nobody waits */
         return wait_for_one(s, owner, key, user, priority, now_us, err);
-    struct tracker_resource resource = resource_of(item);
-    if (!s->events.assign(s->arg, owner, &resource))
+    struct tracker_resource resource = scheduler_item_resource(item);
+    uint64_t mark = 0;
+    if (!s->events.assign(s->arg, owner, &resource, &mark))
         return error_set(err, SKEP_RESOURCE_EXHAUSTED, "out of memory for an answer");
     count_wait(s, key, 0);
     key->facts.served++;
     s->totals.served++;
-    free_item(s, item);
+    hand_out(s, item, owner, mark);
     return SKEP_OK;
 }
 
@@ -384,13 +263,25 @@ skep_status scheduler_register(struct scheduler *s, struct scheduler_owner *owne
     return SKEP_OK;
 }
 
-void scheduler_owner_gone(struct scheduler *s, struct scheduler_owner *owner)
+void scheduler_arrived(struct scheduler *s, struct scheduler_owner *owner, uint64_t mark)
+{
+    while (owner->first_given != NULL && owner->first_given->mark <= mark)
+        scheduler_item_free(s, owner->first_given);
+}
+
+void scheduler_owner_gone(struct scheduler *s, struct scheduler_owner *owner, uint64_t now_us)
 {
     while (owner->first_waiter != NULL)
         scheduler_waiter_free(s, owner->first_waiter, SCHEDULER_WITHDRAWN);
     while (owner->first_item != NULL)
-        free_item(s, owner->first_item);
+        scheduler_item_free(s, owner->first_item);
+    scheduler_item_forget_lent(s, owner);
     unregister(s, owner);
+    while (owner->last_given != NULL) { /* backwards: the first given is the first again */
+        struct scheduler_key *key = owner->last_given->key;
+        scheduler_item_take_back(s, owner->last_given);
+        serve(s, key, now_us);
+    }
 }
 
 /* ---- other trackers ---- */
@@ -405,7 +296,9 @@ bool scheduler_answer(struct scheduler *s, uint64_t id, const struct tracker_res
 {
     struct scheduler_waiter *w = scheduler_waiter_find(s, id);
 
-    return w != NULL && answer(s, w, resource, now_us, SCHEDULER_ANSWERED);
+    uint64_t mark = 0; /* nobody here could take it back */
+
+    return w != NULL && answer(s, w, resource, now_us, SCHEDULER_ANSWERED, &mark);
 }
 
 uint64_t scheduler_take(struct scheduler *s, struct tracker_text key_text,
@@ -416,11 +309,11 @@ uint64_t scheduler_take(struct scheduler *s, struct tracker_text key_text,
     if (key == NULL || key->first_free == NULL)
         return 0;
     struct scheduler_item *item = key->first_free;
-    unmake_free(s, item);
+    scheduler_item_unmake_free(s, item);
     item->taken = s->next_id++;
     hash_table_add(&s->taken, &item->by_taken, scheduler_id_hash(s, item->taken));
     scheduler_key_touch(s, key);
-    *resource = resource_of(item);
+    *resource = scheduler_item_resource(item);
     return item->taken;
 }
 
@@ -444,7 +337,7 @@ void scheduler_confirm(struct scheduler *s, uint64_t taken)
         return;
     item->key->facts.taken++;
     s->totals.taken++;
-    free_item(s, item);
+    scheduler_item_free(s, item);
 }
 
 bool scheduler_return(struct scheduler *s, uint64_t taken, uint64_t now_us)
@@ -456,7 +349,7 @@ bool scheduler_return(struct scheduler *s, uint64_t taken, uint64_t now_us)
     struct scheduler_key *key = item->key;
     hash_table_remove(&s->taken, &item->by_taken);
     item->taken = 0;
-    make_free(s, item, true);
+    scheduler_item_make_free(s, item, true);
     scheduler_key_touch(s, key);
     serve(s, key, now_us);
     return true;
@@ -476,17 +369,18 @@ void scheduler_each_free(const struct scheduler *s, struct tracker_text key_text
 
     for (const struct scheduler_item *item = key != NULL ? key->first_free : NULL; item != NULL;
          item = item->key_next) {
-        struct tracker_resource resource = resource_of(item);
+        struct tracker_resource resource = scheduler_item_resource(item);
         if (!fn(arg, &resource))
             return;
     }
 }
 
-void scheduler_each_match_key(const struct scheduler_owner *owner,
+void scheduler_each_match_key(struct scheduler *s, struct scheduler_owner *owner,
                               bool (*fn)(void *arg, struct tracker_text match_key), void *arg)
 {
+    scheduler_item_forget_lent(s, owner);
     for (const struct scheduler_item *item = owner->first_item; item != NULL;
          item = item->owner_next)
-        if (item->taken == 0 && !fn(arg, resource_of(item).match_key))
+        if (item->taken == 0 && !fn(arg, scheduler_item_resource(item).match_key))
             return;
 }

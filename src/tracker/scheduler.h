@@ -42,6 +42,8 @@ struct tracker_resource {
 /* Embedded in a connection, or whoever else puts and requests. Zeroed memory has nothing. */
 struct scheduler_owner {
     struct scheduler_item *first_item, *last_item;
+    struct scheduler_item *lent;                     /* its own, given to others: see `assign` */
+    struct scheduler_item *first_given, *last_given; /* those of others, given to it */
     struct scheduler_waiter *first_waiter, *last_waiter;
     size_t item_count, waiter_count;
     struct scheduler_key *registered; /* NULL: under none */
@@ -69,9 +71,14 @@ struct scheduler_request {
 
 /* They run inside the scheduler's functions and must not call it, except as noted. */
 struct scheduler_events {
-    /* The answer to a request of `to`. False: it cannot be told (memory is short): the request is
-     * dropped and the resource stays. */
-    bool (*assign)(void *arg, struct scheduler_owner *to, const struct tracker_resource *resource);
+    /*
+     * The answer to a request of `to`. False: it cannot be told (memory is short): the request is
+     * dropped and the resource stays.
+     * @param mark  where the answer ends in all that is sent to `to`, for scheduler_arrived():
+     * until then the resource comes back if `to` goes. 0, as it is: it has arrived.
+     */
+    bool (*assign)(void *arg, struct scheduler_owner *to, const struct tracker_resource *resource,
+                   uint64_t *mark);
     /* A request found nothing free and waits now. May be NULL. */
     void (*waiting)(void *arg, const struct scheduler_request *request);
     /* A request that `waiting` told of waits no more. May be NULL. */
@@ -102,9 +109,15 @@ SKEP_MUST_CHECK skep_status scheduler_ask(struct scheduler *s, struct scheduler_
  * Errors as scheduler_put(). */
 SKEP_MUST_CHECK skep_status scheduler_register(struct scheduler *s, struct scheduler_owner *owner,
                                                struct tracker_text key, struct skep_error *err);
-/* Everything of this owner goes: resources, requests, registration. Resources that were taken can
- * no longer be returned. */
-void scheduler_owner_gone(struct scheduler *s, struct scheduler_owner *owner);
+/* Answers given to this owner have arrived up to this mark (see `assign`). */
+void scheduler_arrived(struct scheduler *s, struct scheduler_owner *owner, uint64_t mark);
+/*
+ * Everything of this owner goes: resources, requests, registration. Resources that were taken can
+ * no longer be returned. What it was given and has not got is free again, before all others; but
+ * not once its own owner has offered something since, or has been told which match keys are still
+ * free (scheduler_each_match_key()): it knows then that this one is not, and offers another.
+ */
+void scheduler_owner_gone(struct scheduler *s, struct scheduler_owner *owner, uint64_t now_us);
 
 /* ---- other trackers ---- */
 
@@ -144,6 +157,7 @@ struct scheduler_key_facts {
 struct scheduler_totals {
     size_t keys, free, pending, bytes;
     uint64_t puts, requests, served, answered, taken, withdrawn, refused;
+    uint64_t undelivered; /* of those served: the resource is free again, as it did not arrive */
     uint64_t wait_us_sum, wait_us_max, waits[SCHEDULER_WAIT_BUCKETS];
 };
 void scheduler_totals(const struct scheduler *s, struct scheduler_totals *out);
@@ -157,7 +171,7 @@ void scheduler_each_key(const struct scheduler *s,
 void scheduler_each_free(const struct scheduler *s, struct tracker_text key,
                          bool (*fn)(void *arg, const struct tracker_resource *resource), void *arg);
 /* The match keys of an owner's free resources, in order of their PUT. */
-void scheduler_each_match_key(const struct scheduler_owner *owner,
+void scheduler_each_match_key(struct scheduler *s, struct scheduler_owner *owner,
                               bool (*fn)(void *arg, struct tracker_text match_key), void *arg);
 /* The keys whose numbers have changed since the last call, each once; a key that is forgotten is
  * told of with nothing free. fn must not call the scheduler. */

@@ -1,20 +1,24 @@
-/* What scheduler.c (resources, and who gets them), scheduler_waiter.c (requests that wait) and
- * scheduler_key.c (keys) share. */
+/* What scheduler.c (who gets which resource), scheduler_item.c (resources), scheduler_waiter.c
+ * (requests that wait) and scheduler_key.c (keys) share. */
 #ifndef SKEP_TRACKER_SCHEDULER_INTERNAL_H
 #define SKEP_TRACKER_SCHEDULER_INTERNAL_H
 
 #include "tracker/hash_table.h"
 #include "tracker/scheduler.h"
 
-/* A resource: free, or taken for another tracker and not confirmed yet. */
+/* A resource: free; or taken for another tracker and not confirmed yet; or given to somebody here
+ * and not known to have arrived. */
 struct scheduler_item {
     struct hash_node by_match_key; /* of its owner */
     struct hash_node by_taken;     /* while taken */
     struct scheduler_key *key;
     struct scheduler_owner *owner;
-    struct scheduler_item *key_prev, *key_next; /* while free */
-    struct scheduler_item *owner_prev, *owner_next;
-    uint64_t taken; /* 0: free */
+    struct scheduler_item *key_prev, *key_next;     /* while free */
+    struct scheduler_item *owner_prev, *owner_next; /* of its owner's, or of those that it lent */
+    uint64_t taken;                                 /* 0: it is not */
+    struct scheduler_owner *given_to;               /* NULL: it is not */
+    struct scheduler_item *given_prev, *given_next; /* the same one's, in order of giving */
+    uint64_t mark;
     size_t address_len, match_key_len;
     uint16_t port;
     char text[]; /* address, match key */
@@ -42,7 +46,7 @@ struct scheduler_key {
     struct scheduler_item *first_free, *last_free;
     struct scheduler_waiter **heap; /* owned; the next to be served first */
     size_t heap_cap;
-    size_t item_count; /* free and taken */
+    size_t item_count; /* free, taken and given */
     struct scheduler_key_facts facts;
     char text[];
 };
@@ -76,6 +80,30 @@ struct scheduler_key *scheduler_key_get(struct scheduler *s, struct tracker_text
  * here: but not the given one. */
 void scheduler_key_touch(struct scheduler *s, struct scheduler_key *key);
 void scheduler_keys_free(struct scheduler *s);
+
+/* scheduler_item.c */
+/* With a copy of what is given, and nowhere entered; NULL if memory is short or the limit is
+ * reached. */
+struct scheduler_item *scheduler_item_new(struct scheduler *s, const struct tracker_resource *r);
+/* From wherever it is. */
+void scheduler_item_free(struct scheduler *s, struct scheduler_item *item);
+struct tracker_resource scheduler_item_resource(const struct scheduler_item *item);
+uint64_t scheduler_item_hash(const struct scheduler *s, const struct scheduler_owner *owner,
+                             struct tracker_text match_key);
+struct scheduler_item *scheduler_item_find(const struct scheduler *s,
+                                           const struct scheduler_owner *owner,
+                                           struct tracker_text match_key, uint64_t hash);
+void scheduler_item_enter(struct scheduler_owner *owner, struct scheduler_item *item);
+/* @param first  before all others of its key, not after them. */
+void scheduler_item_make_free(struct scheduler *s, struct scheduler_item *item, bool first);
+void scheduler_item_unmake_free(struct scheduler *s, struct scheduler_item *item);
+/* A free one goes to `to`, until its answer's mark has arrived. */
+void scheduler_item_give(struct scheduler *s, struct scheduler_item *item,
+                         struct scheduler_owner *to, uint64_t mark);
+/* It did not arrive: it is free again. */
+void scheduler_item_take_back(struct scheduler *s, struct scheduler_item *item);
+/* What was lent does not come back any more. */
+void scheduler_item_forget_lent(struct scheduler *s, struct scheduler_owner *owner);
 
 /* scheduler_waiter.c */
 uint64_t scheduler_id_hash(const struct scheduler *s, uint64_t id);

@@ -46,6 +46,7 @@ static void set_state(struct tracker_server *server, enum server_state state)
 
 static void close_all(struct tracker_server *server)
 {
+    server->ending = true;
     while (server->first != NULL)
         tracker_conn_close(server->first);
 }

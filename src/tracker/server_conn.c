@@ -1,6 +1,8 @@
 /* Connections of the tracker: reading, sending, time limits, their end. */
 #include <errno.h>
+#include <linux/sockios.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -150,6 +152,7 @@ void tracker_run_deadlines(struct tracker_server *server, uint64_t now_us)
         if (conn->unsent_due_us <= now_us) {
             tracker_log_seldom(&server->protocol_gate, conn, "reads no answers: closed");
             reset_on_close(conn->fd);
+            conn->loss = LOSS_CLOSED;
         } else {
             log_debug("tracker: %s: sent no whole message in time: closed", conn->host);
         }
@@ -171,6 +174,46 @@ void tracker_conn_fail(struct tracker_conn *conn, const char *why)
     tracker_conn_touch(conn);
 }
 
+/* @param error_number  what the system says; 0: it has closed. */
+static void lost(struct tracker_conn *conn, int error_number)
+{
+    if (conn->failed || conn->closed)
+        return;
+    conn->loss = error_number == ECONNRESET ? LOSS_RESET : LOSS_CLOSED;
+    tracker_conn_fail(conn, NULL);
+}
+
+/* How much of what was sent has not been acknowledged, or (SIOCOUTQNSD) never left. */
+static uint64_t under_way(const struct tracker_conn *conn, unsigned long what)
+{
+    int bytes = 0;
+
+    if (ioctl(conn->fd, what, &bytes) != 0 || bytes < 0 || (uint64_t)bytes > conn->sent)
+        return 0;
+    return (uint64_t)bytes;
+}
+
+void tracker_conn_note_arrived(struct tracker_conn *conn)
+{
+    if (conn->owner.first_given != NULL)
+        scheduler_arrived(conn->server->scheduler, &conn->owner,
+                          conn->sent - under_way(conn, SIOCOUTQ));
+}
+
+/* What its other end has for certain not got is free again. */
+static void settle_given(struct tracker_conn *conn)
+{
+    uint64_t arrived = conn->sent;
+
+    if (conn->owner.first_given == NULL)
+        return;
+    if (conn->server->ending || conn->server->state != SERVER_RUNNING)
+        arrived = UINT64_MAX; /* nobody would get it any more */
+    else if (conn->loss != LOSS_NONE)
+        arrived -= under_way(conn, conn->loss == LOSS_CLOSED ? SIOCOUTQ : SIOCOUTQNSD);
+    scheduler_arrived(conn->server->scheduler, &conn->owner, arrived);
+}
+
 static void on_closed(uv_handle_t *handle)
 {
     mem_free(handle->data);
@@ -183,7 +226,8 @@ void tracker_conn_close(struct tracker_conn *conn)
     if (conn->closed)
         return;
     conn->closed = true;
-    scheduler_owner_gone(server->scheduler, &conn->owner);
+    settle_given(conn);
+    scheduler_owner_gone(server->scheduler, &conn->owner, clock_mono_us());
     deadline_heap_remove(&server->deadlines, &conn->due);
     leave_list(server, conn);
     if (conn->is_server)
@@ -204,6 +248,11 @@ void tracker_conn_close(struct tracker_conn *conn)
 static size_t unsent(const struct tracker_conn *conn)
 {
     return conn->out.len - conn->out_at;
+}
+
+uint64_t tracker_conn_mark(const struct tracker_conn *conn)
+{
+    return conn->sent + unsent(conn);
 }
 
 static void handle_input(struct tracker_conn *conn)
@@ -258,7 +307,7 @@ static bool read_once(struct tracker_conn *conn)
         return true;
     if (n <= 0) {
         if (n == 0 || errno != EAGAIN)
-            tracker_conn_fail(conn, NULL);
+            lost(conn, n == 0 ? 0 : errno);
         return false;
     }
     conn->server->counters.bytes_in += (uint64_t)n;
@@ -278,14 +327,17 @@ static void read_some(struct tracker_conn *conn)
             return;
 }
 
-bool tracker_conn_is_there(const struct tracker_conn *conn)
+bool tracker_conn_is_there(struct tracker_conn *conn)
 {
     char byte;
 
     if (conn->failed || conn->closed)
         return false;
     ssize_t n = recv(conn->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-    return n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR));
+    if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR)))
+        return true;
+    lost(conn, n == 0 ? 0 : errno);
+    return false;
 }
 
 /* ---- sending ---- */
@@ -299,10 +351,11 @@ static void send_out(struct tracker_conn *conn)
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0 && errno != EAGAIN)
-            conn->failed = true;
+            lost(conn, errno);
         if (n <= 0)
             break;
         conn->out_at += (size_t)n;
+        conn->sent += (uint64_t)n;
         conn->server->counters.bytes_out += (uint64_t)n;
     }
     if (unsent(conn) == 0) {
@@ -356,6 +409,15 @@ void tracker_flush(struct tracker_server *server)
     }
 }
 
+static int socket_error(int fd)
+{
+    int error_number = 0;
+    socklen_t len = sizeof(error_number);
+
+    getsockopt(fd, SOL_SOCKET, SO_ERROR, &error_number, &len);
+    return error_number;
+}
+
 static void on_poll(uv_poll_t *handle, int status, int events)
 {
     struct tracker_conn *conn = handle->data;
@@ -364,7 +426,7 @@ static void on_poll(uv_poll_t *handle, int status, int events)
     if (conn->closed)
         return;
     if (status < 0)
-        tracker_conn_fail(conn, NULL);
+        lost(conn, socket_error(conn->fd));
     else if ((events & UV_READABLE) != 0)
         read_some(conn);
     tracker_conn_touch(conn);

@@ -21,6 +21,13 @@ enum {
     TRACKER_MAX_ALL_INFO_BYTES = 128 << 20, /* of all servers' info */
 };
 
+/* Whether the other end went, and what that says of the answers that it was sent. */
+enum conn_loss {
+    LOSS_NONE,   /* we end it: what the system has taken is delivered */
+    LOSS_CLOSED, /* it closed, or no sign of it came: it has not got what it did not acknowledge */
+    LOSS_RESET,  /* it may have read what it did not acknowledge: it has not got what never left */
+};
+
 struct tracker_conn {
     struct tracker_server *server;
     uv_poll_t poll;
@@ -37,6 +44,8 @@ struct tracker_conn {
     struct tracker_input input;
     struct bytes out;
     size_t out_at; /* sent already */
+    uint64_t sent; /* bytes since it began */
+    enum conn_loss loss;
     /* The nearer of two: the end of a message, CLOCK_NEVER if none is under way; the next byte that
      * is read of what is unsent. */
     struct deadline_entry due;
@@ -80,6 +89,7 @@ struct tracker_server {
     uint8_t *receive_buffer; /* owned */
     size_t info_bytes;
     bool handles_open;
+    bool ending; /* all connections are being closed: nothing is handed out anew */
     struct tracker_server_counters counters;
     struct tracker_server_counters at_minute; /* as they were when last logged */
     struct log_gate refused_gate, protocol_gate;
@@ -111,12 +121,18 @@ void tracker_arm_timer(struct tracker_server *server);
 void tracker_run_deadlines(struct tracker_server *server, uint64_t now_us);
 /* A warning about one connection, of which a log gets few: strangers can provoke it. */
 void tracker_log_seldom(struct log_gate *gate, const struct tracker_conn *conn, const char *what);
-/* Whether its other end is there, as far as this machine knows. */
-bool tracker_conn_is_there(const struct tracker_conn *conn);
+/* Where in all that it is sent the bytes end that are to be sent so far. */
+uint64_t tracker_conn_mark(const struct tracker_conn *conn);
+/* Notes which answers its other end has. */
+void tracker_conn_note_arrived(struct tracker_conn *conn);
+/* Whether its other end is there, as far as this machine knows; if not, it is closed before the
+ * loop sleeps. */
+bool tracker_conn_is_there(struct tracker_conn *conn);
 
 /* server_request.c */
 void tracker_handle_message(struct tracker_conn *conn, struct tracker_text message);
-bool tracker_assign(void *arg, struct scheduler_owner *to, const struct tracker_resource *resource);
+bool tracker_assign(void *arg, struct scheduler_owner *to, const struct tracker_resource *resource,
+                    uint64_t *mark);
 bool tracker_append_summary(struct tracker_server *server, struct bytes *out);
 
 #endif

@@ -32,19 +32,19 @@ static void reply_refused(struct tracker_conn *conn, enum tracker_code to, const
         reply_code(conn, TRACKER_FAIL);
 }
 
-bool tracker_assign(void *arg, struct scheduler_owner *to, const struct tracker_resource *resource)
+bool tracker_assign(void *arg, struct scheduler_owner *to, const struct tracker_resource *resource,
+                    uint64_t *mark)
 {
     struct tracker_conn *conn =
         (struct tracker_conn *)((char *)to - offsetof(struct tracker_conn, owner));
 
     (void)arg;
     /* One that has just left must not swallow it: its end may not have been read yet. */
-    if (!tracker_conn_is_there(conn)) {
-        tracker_conn_fail(conn, NULL);
+    if (!tracker_conn_is_there(conn))
         return false;
-    }
     reply(conn, tracker_write_resource(&conn->out, resource->address, resource->port,
                                        resource->match_key));
+    *mark = tracker_conn_mark(conn);
     tracker_conn_touch(conn);
     return !conn->failed;
 }
@@ -208,7 +208,7 @@ static void match_keys(struct tracker_conn *conn)
     if (!tracker_message_begin(list.out, &start) || !tracker_append(list.out, "["))
         list.ok = false;
     if (list.ok)
-        scheduler_each_match_key(&conn->owner, add_match_key, &list);
+        scheduler_each_match_key(conn->server->scheduler, &conn->owner, add_match_key, &list);
     list.ok = list.ok && tracker_append(list.out, "]") && tracker_message_end(list.out, start);
     reply(conn, list.ok);
 }
@@ -297,6 +297,7 @@ static void carry_out(struct tracker_conn *conn, const struct tracker_request *r
     struct skep_error err;
 
     conn->server->counters.messages++;
+    tracker_conn_note_arrived(conn);
     switch (r->code) {
     case TRACKER_PING:
         reply_code(conn, TRACKER_SUCCESS);

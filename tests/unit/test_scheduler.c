@@ -17,6 +17,7 @@ struct fixture {
     size_t count;
     bool refuse; /* answers cannot be told */
     uint64_t last_waiting;
+    uint64_t mark; /* of the next answer; 0: they arrive at once */
     struct scheduler_owner a, b, c;
 };
 
@@ -25,7 +26,8 @@ static const char *name_of(const struct fixture *f, const struct scheduler_owner
     return owner == &f->a ? "a" : owner == &f->b ? "b" : "c";
 }
 
-static bool on_assign(void *arg, struct scheduler_owner *to, const struct tracker_resource *r)
+static bool on_assign(void *arg, struct scheduler_owner *to, const struct tracker_resource *r,
+                      uint64_t *mark)
 {
     struct fixture *f = arg;
 
@@ -34,6 +36,7 @@ static bool on_assign(void *arg, struct scheduler_owner *to, const struct tracke
     snprintf(f->log[f->count++ % MAX_LOG], 64, "%s:%.*s@%.*s:%u", name_of(f, to),
              (int)r->match_key.len, r->match_key.data, (int)r->address.len, r->address.data,
              (unsigned)r->port);
+    *mark = f->mark > 0 ? f->mark++ : 0;
     return true;
 }
 
@@ -74,9 +77,9 @@ static int teardown(void **state)
     struct fixture *f = *state;
     struct scheduler_totals t;
 
-    scheduler_owner_gone(f->s, &f->a);
-    scheduler_owner_gone(f->s, &f->b);
-    scheduler_owner_gone(f->s, &f->c);
+    scheduler_owner_gone(f->s, &f->a, 0);
+    scheduler_owner_gone(f->s, &f->b, 0);
+    scheduler_owner_gone(f->s, &f->c, 0);
     scheduler_totals(f->s, &t);
     assert_int_equal(t.free, 0);
     assert_int_equal(t.pending, 0);
@@ -203,11 +206,12 @@ static bool append_key(void *arg, struct tracker_text match_key)
     return true;
 }
 
-static void assert_match_keys(const struct scheduler_owner *owner, const char *expected)
+static void assert_match_keys(struct scheduler *s, struct scheduler_owner *owner,
+                              const char *expected)
 {
     char list[256] = "";
 
-    scheduler_each_match_key(owner, append_key, list);
+    scheduler_each_match_key(s, owner, append_key, list);
     assert_string_equal(list, expected);
 }
 
@@ -221,12 +225,12 @@ static void one_match_key_counts_once(void **state)
     assert_counts(f, "k", 1, 0);
     assert_int_equal(scheduler_put(f->s, &f->a, tracker_text("k"), &moved, 0, NULL), SKEP_OK);
     assert_counts(f, "k", 1, 0);
-    assert_match_keys(&f->a, "m1 ");
+    assert_match_keys(f->s, &f->a, "m1 ");
     put(f, &f->b, "k", "m1"); /* another server's */
     assert_counts(f, "k", 2, 0);
     ask(f, &f->c, "k", 1);
     assert_last(f, "c:m1@10.0.0.1:7777");
-    assert_match_keys(&f->a, "");
+    assert_match_keys(f->s, &f->a, "");
     /* Under another key it moves. */
     put(f, &f->b, "other", "m1");
     assert_counts(f, "k", 0, 0);
@@ -239,12 +243,12 @@ static void a_key_handed_out_and_never_used_is_replaced(void **state)
     struct fixture *f = *state;
 
     put(f, &f->a, "k", "m1");
-    assert_match_keys(&f->a, "m1 ");
+    assert_match_keys(f->s, &f->a, "m1 ");
     ask(f, &f->b, "k", 1);
-    assert_match_keys(&f->a, "");
+    assert_match_keys(f->s, &f->a, "");
     put(f, &f->a, "k", "m2");
     assert_counts(f, "k", 1, 0);
-    assert_match_keys(&f->a, "m2 ");
+    assert_match_keys(f->s, &f->a, "m2 ");
     ask(f, &f->b, "k", 1);
     assert_last(f, "b:m2@10.0.0.1:9090");
 }
@@ -259,7 +263,7 @@ static void an_owner_takes_its_resources_along(void **state)
     put(f, &f->a, "192.168.0.143:5555", "192.168.0.143:5555:0.42");
     put(f, &f->a, "k", "nocolon");
     put(f, &f->b, "k", "m");
-    scheduler_owner_gone(f->s, &f->a);
+    scheduler_owner_gone(f->s, &f->a, 0);
     assert_counts(f, "192.168.0.143:5555", 0, 0);
     assert_counts(f, "k", 1, 0);
     ask(f, &f->c, "192.168.0.143:5555", 1);
@@ -276,9 +280,9 @@ static void an_owner_takes_its_requests_along(void **state)
     ask(f, &f->a, "k", 9);
     ask(f, &f->b, "k", 5);
     ask(f, &f->c, "k", 1);
-    scheduler_owner_gone(f->s, &f->a);
+    scheduler_owner_gone(f->s, &f->a, 0);
     assert_last(f, "withdrawn");
-    scheduler_owner_gone(f->s, &f->b);
+    scheduler_owner_gone(f->s, &f->b, 0);
     assert_counts(f, "k", 0, 1);
     size_t before = f->count;
     put(f, &f->b, "k", "m1");
@@ -320,7 +324,7 @@ static void a_waiting_request_is_answered_from_elsewhere_once(void **state)
     put(f, &f->b, "k", "near");
     assert_false(scheduler_answer(f->s, f->last_waiting, &r, 5));
     ask(f, &f->b, "k", 1);
-    scheduler_owner_gone(f->s, &f->b);
+    scheduler_owner_gone(f->s, &f->b, 0);
     assert_false(scheduler_answer(f->s, f->last_waiting, &r, 5));
 }
 
@@ -337,7 +341,7 @@ static void a_taken_resource_is_returned_or_confirmed(void **state)
     assert_int_equal(r.match_key.len, 2);
     assert_memory_equal(r.match_key.data, "m1", 2);
     assert_counts(f, "k", 1, 0);
-    assert_match_keys(&f->a, "m2 ");
+    assert_match_keys(f->s, &f->a, "m2 ");
     assert_true(scheduler_return(f->s, taken, 0));
     assert_false(scheduler_return(f->s, taken, 0));
     assert_counts(f, "k", 2, 0);
@@ -370,7 +374,7 @@ static void a_taken_resource_goes_with_its_owner_or_its_successor(void **state)
 
     put(f, &f->a, "k", "m1");
     uint64_t taken = scheduler_take(f->s, tracker_text("k"), &r);
-    scheduler_owner_gone(f->s, &f->a);
+    scheduler_owner_gone(f->s, &f->a, 0);
     assert_false(scheduler_return(f->s, taken, 0));
     put(f, &f->b, "k", "m1");
     taken = scheduler_take(f->s, tracker_text("k"), &r);
@@ -378,6 +382,113 @@ static void a_taken_resource_goes_with_its_owner_or_its_successor(void **state)
     assert_counts(f, "k", 1, 0);
     assert_false(scheduler_return(f->s, taken, 0));
     assert_counts(f, "k", 1, 0);
+}
+
+/* ---- answers that do not arrive ---- */
+
+/* b has been given m1 and m2 of a, by answers that end at 1 and 2. */
+static void give_two(struct fixture *f)
+{
+    f->mark = 1;
+    put(f, &f->a, "k", "m1");
+    put(f, &f->a, "k", "m2");
+    ask(f, &f->b, "k", 1);
+    ask(f, &f->b, "k", 1);
+    assert_counts(f, "k", 0, 0);
+}
+
+static uint64_t undelivered(const struct fixture *f)
+{
+    struct scheduler_totals t;
+
+    scheduler_totals(f->s, &t);
+    return t.undelivered;
+}
+
+static void what_did_not_arrive_is_free_again_in_its_order(void **state)
+{
+    struct fixture *f = *state;
+
+    give_two(f);
+    scheduler_owner_gone(f->s, &f->b, 0);
+    assert_counts(f, "k", 2, 0);
+    assert_int_equal(undelivered(f), 2);
+    ask(f, &f->c, "k", 1);
+    assert_last(f, "c:m1@10.0.0.1:9090");
+    ask(f, &f->c, "k", 1);
+    assert_last(f, "c:m2@10.0.0.1:9090");
+}
+
+static void what_arrived_is_gone(void **state)
+{
+    struct fixture *f = *state;
+
+    give_two(f);
+    scheduler_arrived(f->s, &f->b, 1);
+    scheduler_owner_gone(f->s, &f->b, 0);
+    assert_counts(f, "k", 1, 0);
+    ask(f, &f->c, "k", 1);
+    assert_last(f, "c:m2@10.0.0.1:9090");
+    assert_int_equal(undelivered(f), 1);
+}
+
+static void what_did_not_arrive_serves_who_waits(void **state)
+{
+    struct fixture *f = *state;
+
+    give_two(f);
+    ask(f, &f->c, "k", 1);
+    assert_counts(f, "k", 0, 1);
+    scheduler_owner_gone(f->s, &f->b, 0);
+    assert_counts(f, "k", 1, 0);
+    scheduler_arrived(f->s, &f->c, UINT64_MAX);
+}
+
+/* Its server takes a match key that it was not told of for used, and offers another. */
+static void what_its_server_holds_for_used_stays_gone(void **state)
+{
+    struct fixture *f = *state;
+
+    give_two(f);
+    assert_match_keys(f->s, &f->a, "");
+    scheduler_owner_gone(f->s, &f->b, 0);
+    assert_counts(f, "k", 0, 0);
+    put(f, &f->a, "k", "m3");
+    assert_counts(f, "k", 1, 0);
+    ask(f, &f->c, "k", 1);
+    put(f, &f->a, "k", "m4"); /* without asking */
+    scheduler_owner_gone(f->s, &f->c, 0);
+    assert_counts(f, "k", 1, 0);
+    assert_match_keys(f->s, &f->a, "m4 ");
+}
+
+static void what_did_not_arrive_goes_with_its_server(void **state)
+{
+    struct fixture *f = *state;
+    struct scheduler_totals t;
+
+    give_two(f);
+    scheduler_owner_gone(f->s, &f->a, 0);
+    scheduler_arrived(f->s, &f->b, 1);
+    scheduler_owner_gone(f->s, &f->b, 0);
+    assert_counts(f, "k", 0, 0);
+    scheduler_totals(f->s, &t);
+    assert_int_equal(t.undelivered, 0);
+}
+
+/* One that serves very many, of whom none has acknowledged yet, is not held up by its limit. */
+static void what_is_under_way_counts_against_no_limit(void **state)
+{
+    struct fixture *f = *state;
+    char name[32];
+
+    f->mark = 1;
+    for (int i = 0; i < 5000; i++) {
+        snprintf(name, sizeof(name), "m%d", i);
+        put(f, &f->a, "k", name);
+        ask(f, &f->b, "k", 1);
+    }
+    assert_int_equal(f->a.item_count, 0);
 }
 
 /* ---- limits ---- */
@@ -399,7 +510,7 @@ static void an_owner_has_so_many_and_no_more(void **state)
     for (int i = 0; i < 3; i++)
         assert_int_equal(scheduler_ask(s, &owner, w, w, tracker_priority(1), 0, NULL),
                          i < 2 ? SKEP_OK : SKEP_RESOURCE_EXHAUSTED);
-    scheduler_owner_gone(s, &owner);
+    scheduler_owner_gone(s, &owner, 0);
     scheduler_free(s);
 }
 
@@ -428,7 +539,7 @@ static void memory_is_bounded_and_given_back(void **state)
         scheduler_totals(s, &t);
         assert_true(t.bytes <= 100000);
         assert_true(refused > 0 && refused < 2000);
-        scheduler_owner_gone(s, &owner);
+        scheduler_owner_gone(s, &owner, 0);
         scheduler_changes(s, NULL, NULL);
     }
     scheduler_totals(s, &t);
@@ -486,7 +597,7 @@ static void changes_are_told_once_a_key(void **state)
     list[0] = '\0';
     scheduler_changes(f->s, count_change, list);
     assert_string_equal(list, "");
-    scheduler_owner_gone(f->s, &f->a);
+    scheduler_owner_gone(f->s, &f->a, 0);
     scheduler_changes(f->s, count_change, list);
     assert_string_equal(list, "k 0/0,");
 }
@@ -579,7 +690,7 @@ static void random_histories_agree_with_the_model(void **state)
         int action = rand_r(&seed) % 20;
         size_t before = f->count;
         if (action == 0) {
-            scheduler_owner_gone(f->s, owners[owner]);
+            scheduler_owner_gone(f->s, owners[owner], 0);
             model_gone(&m, owner);
             m.expected[0] = '\0';
         } else if (action < 10 && m.item_count < MAX_MODEL) {
@@ -632,7 +743,7 @@ static void every_allocation_may_fail(void **state)
         mem_fail_at(0);
         assert_int_equal(rc, reached ? SKEP_RESOURCE_EXHAUSTED : SKEP_OK);
         if (s != NULL)
-            scheduler_owner_gone(s, &owner);
+            scheduler_owner_gone(s, &owner, 0);
         scheduler_free(s);
         if (!reached)
             return;
@@ -657,6 +768,12 @@ int main(void)
         TEST(a_taken_resource_is_returned_or_confirmed),
         TEST(a_returned_resource_serves_who_waits),
         TEST(a_taken_resource_goes_with_its_owner_or_its_successor),
+        TEST(what_did_not_arrive_is_free_again_in_its_order),
+        TEST(what_arrived_is_gone),
+        TEST(what_did_not_arrive_serves_who_waits),
+        TEST(what_its_server_holds_for_used_stays_gone),
+        TEST(what_did_not_arrive_goes_with_its_server),
+        TEST(what_is_under_way_counts_against_no_limit),
         TEST(an_owner_has_so_many_and_no_more),
         TEST(memory_is_bounded_and_given_back),
         TEST(idle_keys_are_forgotten_registered_ones_are_not),

@@ -310,6 +310,89 @@ static void no_answer_is_lost_on_one_that_has_left(void **state)
     end(w);
 }
 
+static void never_pause(struct tracker_server_config *config)
+{
+    config->max_unsent_bytes = 64 << 20;
+}
+
+static void await_messages(struct watched *w, uint64_t count)
+{
+    uint64_t deadline = clock_deadline_us(WAIT_MS);
+    struct tracker_server_counters c;
+
+    do
+        tracker_server_counters(w->server, &c);
+    while (c.messages < count && clock_mono_us() < deadline);
+    assert_true(c.messages >= count);
+}
+
+/* A client whose answers pile up, and which is killed with them unread. */
+static void what_was_not_sent_to_one_that_dies_is_free_again(void **state)
+{
+    (void)state;
+    struct watched *w = start(never_pause);
+    int server = join(w), doomed = dial(tracker_server_port(w->server)), other = join(w);
+    struct linger abort_it = {.l_onoff = 1};
+    char info[9000];
+    int small = 4096;
+
+    /* 8 KB of info, so that a SUMMARY is long. */
+    int n =
+        snprintf(info, sizeof(info), "[5, {\"key\": \"server:k\", \"addr\": [null, 1], \"x\": \"");
+    memset(info + n, 'x', 8000);
+    memcpy(info + n + 8000, "\"}]", 4);
+    ask(server, info, "0");
+    setsockopt(doomed, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
+    greet(doomed);
+    say(doomed, "[4, \"k\", \"\", 9]");
+    await(w, "waiting k");
+    /* 16 MB of answers, more than any socket holds; the questions are small. */
+    for (int i = 0; i < 2000; i++)
+        say(doomed, "[6]");
+    await_messages(w, 2000);
+    ask(server, "[3, \"k\", [1, \"m1\"], null]", "0");
+    await(w, "served k"); /* by an answer behind megabytes of others */
+    setsockopt(doomed, SOL_SOCKET, SO_LINGER, &abort_it, sizeof(abort_it));
+    close(doomed);
+    await(w, "k 1/0");
+    ask(other, "[4, \"k\", \"\", 1]", "[0, [\"127.0.0.1\", 1, \"m1\"]]");
+    struct tracker_server_counters c;
+    tracker_server_counters(w->server, &c);
+    assert_int_equal(c.scheduler.undelivered, 1);
+    close(other);
+    close(server);
+    end(w);
+}
+
+/* Having read its answer, a client may close as it likes. */
+static void what_was_read_is_gone(void **state)
+{
+    (void)state;
+    struct watched *w = start(NULL);
+    int server = join(w);
+    struct linger abort_it = {.l_onoff = 1};
+    struct tracker_server_counters c;
+
+    for (int i = 0; i < 20; i++) {
+        char put[64], got[64];
+        int client = join(w);
+        snprintf(put, sizeof(put), "[3, \"k\", [1, \"m%d\"], null]", i);
+        snprintf(got, sizeof(got), "[0, [\"127.0.0.1\", 1, \"m%d\"]]", i);
+        ask(server, put, "0");
+        ask(client, "[4, \"k\", \"\", 1]", got);
+        if (i % 2 == 0)
+            setsockopt(client, SOL_SOCKET, SO_LINGER, &abort_it, sizeof(abort_it));
+        close(client);
+    }
+    do
+        tracker_server_counters(w->server, &c);
+    while (c.connections_open > 1);
+    assert_int_equal(c.scheduler.free, 0);
+    assert_int_equal(c.scheduler.undelivered, 0);
+    close(server);
+    end(w);
+}
+
 struct taking {
     struct watched *w;
     uint64_t taken;
@@ -923,6 +1006,8 @@ int main(void)
         cmocka_unit_test(numbers_of_keys_are_told),
         cmocka_unit_test(a_request_is_answered_from_elsewhere_exactly_once),
         cmocka_unit_test(no_answer_is_lost_on_one_that_has_left),
+        cmocka_unit_test(what_was_not_sent_to_one_that_dies_is_free_again),
+        cmocka_unit_test(what_was_read_is_gone),
         cmocka_unit_test(a_resource_is_taken_and_returned),
         cmocka_unit_test(the_newest_connection_is_refused_the_others_go_on),
         cmocka_unit_test(beginnings_time_out_idleness_does_not),
