@@ -30,6 +30,8 @@ void avoid_failed(struct avoid *avoid, const uint8_t peer_id[static PEER_ID_BYTE
         entry = make_room(avoid);
         memcpy(entry->peer_id, peer_id, PEER_ID_BYTES);
         entry->failures = 0;
+    } else if (entry->until_us > now_us) {
+        return; /* calls that were under way when it began to fail: one crash is one failure */
     }
     uint64_t wait_ms = AVOID_LONGEST_MS;
     if (entry->failures < 6) /* 1, 2, 4 ... 32 s, then the longest */

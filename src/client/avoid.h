@@ -1,6 +1,8 @@
 /*
  * Peers that failed lately: asked last, for a time that grows with each failure in a row and is
- * forgotten at the first success. Bounded: the entry that ends first makes room. Not thread-safe.
+ * forgotten at the first success. What fails while its peer is avoided does not count again: many
+ * calls under way fail at once when a connection is lost. Bounded: the entry that ends first makes
+ * room. Not thread-safe.
  */
 #ifndef SKEP_CLIENT_AVOID_H
 #define SKEP_CLIENT_AVOID_H

@@ -15,14 +15,32 @@ static void back_off_doubles_and_is_capped(void **state)
     (void)state;
     struct avoid avoid = {0};
     uint8_t id[PEER_ID_BYTES];
-    uint64_t expected_ms[] = {1000, 2000, 4000, 8000, 16000, 32000, 60000, 60000};
+    uint64_t expected_ms[] = {1000, 2000, 4000, 8000, 16000, 32000, 60000, 60000}, now_us = 5;
 
     peer(id, 1);
     for (size_t i = 0; i < sizeof(expected_ms) / sizeof(expected_ms[0]); i++) {
-        avoid_failed(&avoid, id, 5);
-        assert_true(avoid_is_avoided(&avoid, id, 5 + expected_ms[i] * 1000 - 1));
-        assert_false(avoid_is_avoided(&avoid, id, 5 + expected_ms[i] * 1000));
+        avoid_failed(&avoid, id, now_us);
+        now_us += expected_ms[i] * 1000;
+        assert_true(avoid_is_avoided(&avoid, id, now_us - 1));
+        assert_false(avoid_is_avoided(&avoid, id, now_us));
     }
+}
+
+static void calls_that_fail_together_count_once(void **state)
+{
+    (void)state;
+    struct avoid avoid = {0};
+    uint8_t id[PEER_ID_BYTES];
+    const uint64_t first_us = (uint64_t)AVOID_FIRST_MS * 1000;
+
+    peer(id, 1);
+    for (uint64_t i = 0; i < 10; i++)
+        avoid_failed(&avoid, id, 5 + i);
+    assert_true(avoid_is_avoided(&avoid, id, 5 + first_us - 1));
+    assert_false(avoid_is_avoided(&avoid, id, 5 + first_us));
+    avoid_failed(&avoid, id, 5 + first_us); /* the next one, when it was asked again */
+    assert_true(avoid_is_avoided(&avoid, id, 5 + 3 * first_us - 1));
+    assert_false(avoid_is_avoided(&avoid, id, 5 + 3 * first_us));
 }
 
 static void success_forgets_all_failures(void **state)
@@ -33,7 +51,7 @@ static void success_forgets_all_failures(void **state)
 
     peer(id, 1);
     avoid_failed(&avoid, id, 0);
-    avoid_failed(&avoid, id, 0);
+    avoid_failed(&avoid, id, (uint64_t)AVOID_FIRST_MS * 1000);
     avoid_succeeded(&avoid, id);
     assert_false(avoid_is_avoided(&avoid, id, 1));
     avoid_failed(&avoid, id, 0);
@@ -59,6 +77,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(back_off_doubles_and_is_capped),
+        cmocka_unit_test(calls_that_fail_together_count_once),
         cmocka_unit_test(success_forgets_all_failures),
         cmocka_unit_test(a_flood_of_peers_stays_within_the_table),
     };
