@@ -1,11 +1,11 @@
-/* Softmax regression with Adam (Kingma and Ba, 2015, algorithm 1). */
+/* Softmax regression. */
 #include "classifier.h"
 
 #include <math.h>
 #include <stddef.h>
 #include <string.h>
 
-static const float learning_rate = 3e-3f, beta1 = 0.9f, beta2 = 0.999f, epsilon = 1e-8f;
+#include "adam.h"
 
 /* SplitMix64 (Steele, Lea and Flood, 2014): enough to break symmetry. */
 static float uniform(uint64_t *state, float bound)
@@ -73,18 +73,6 @@ static float softmax(float logits[CLASSES], uint8_t label)
     return logf(sum) - chosen;
 }
 
-static void adam(float *p, float *m, float *v, const float *g, size_t n, int t)
-{
-    float correction1 = 1.0f - powf(beta1, (float)t);
-    float correction2 = 1.0f - powf(beta2, (float)t);
-
-    for (size_t i = 0; i < n; i++) {
-        m[i] = beta1 * m[i] + (1.0f - beta1) * g[i];
-        v[i] = beta2 * v[i] + (1.0f - beta2) * g[i] * g[i];
-        p[i] -= learning_rate / correction1 * m[i] / (sqrtf(v[i] / correction2) + epsilon);
-    }
-}
-
 float classifier_train(struct classifier *c, const float *x, const uint8_t *labels, int rows,
                        float *grad_x)
 {
@@ -110,8 +98,8 @@ float classifier_train(struct classifier *c, const float *x, const uint8_t *labe
         }
     }
     c->steps++;
-    adam(&c->weight[0][0], &c->weight_m[0][0], &c->weight_v[0][0], &grad_weight[0][0],
-         CLASSES * FEATURES, c->steps);
-    adam(c->bias, c->bias_m, c->bias_v, grad_bias, CLASSES, c->steps);
+    adam_step(&c->weight[0][0], &c->weight_m[0][0], &c->weight_v[0][0], &grad_weight[0][0],
+              CLASSES * FEATURES, c->steps);
+    adam_step(c->bias, c->bias_m, c->bias_v, grad_bias, CLASSES, c->steps);
     return loss / (float)rows;
 }

@@ -1,5 +1,5 @@
 /*
- * The part of the model that stays with the trainer: a linear layer from the experts' mean output
+ * The part of the model that stays with the trainer: a linear layer from the experts' output
  * to ten classes, softmax cross-entropy, and Adam. Plain loops: it is 650 parameters.
  */
 #ifndef DIGITS_CLASSIFIER_H
