@@ -283,6 +283,32 @@ struct skep_expert_stats {
     struct skep_pool_stats forward, backward;
 };
 
+/** Whether other nodes can reach this one, as far as it knows. */
+enum skep_reachability {
+    SKEP_REACH_UNKNOWN = 0, /**< the first check has not ended yet, or there is no DHT */
+    SKEP_REACH_REACHABLE,
+    SKEP_REACH_UNCHECKED,    /**< nobody could be asked, or tell */
+    SKEP_REACH_TCP_BLOCKED,  /**< no connection to the announced port */
+    SKEP_REACH_UDP_BLOCKED,  /**< calls get through; the DHT's port does not answer strangers */
+    SKEP_REACH_WRONG_ADDRESS /**< what is announced does not lead here */
+};
+
+enum { SKEP_REACHABILITY_BYTES = 1024 };
+
+/** "unknown", "reachable", "unchecked", "tcp_blocked", "udp_blocked", "wrong_address"; a constant
+ * for every value. */
+SKEP_API const char *skep_reachability_name(enum skep_reachability state);
+
+/**
+ * What the node has found out about its own reachability. Soon after the start, and again later, in
+ * the background, it asks up to two other nodes of the swarm to dial back the endpoint it announces
+ * and to ping its DHT port.
+ * @param message  may be NULL. Gets a sentence for people: who has reached what or, if something is
+ *                 wrong, what it is and which option or port mends it; "" if unknown.
+ */
+SKEP_API enum skep_reachability skep_node_reachability(struct skep_node *node,
+                                                       char message[SKEP_REACHABILITY_BYTES]);
+
 struct skep_node_stats {
     uint64_t uptime_ms;
     uint64_t experts;
@@ -318,6 +344,8 @@ struct skep_node_stats {
     uint64_t leases, leases_refused; /**< begun; match keys that were not good */
     /** experts whose last save, at the stop, failed: what they had learned since is gone */
     uint64_t experts_lost;
+    uint64_t experts_stalled;            /**< now */
+    enum skep_reachability reachability; /**< as skep_node_reachability() */
 };
 
 /** Counters since start; all 0 before. */

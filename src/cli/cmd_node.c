@@ -6,6 +6,7 @@
 
 #include <skep/node.h>
 #include <skep/plugin.h>
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "cli/command.h"
@@ -16,7 +17,10 @@
 #include "cli/swarm_options.h"
 #include "dht/uid.h"
 
-enum { READY_TIMEOUT_MS = 5000 };
+enum {
+    READY_TIMEOUT_MS = 5000,
+    LOOK_MS = 1000, /* how often --json looks whether the reachability has changed */
+};
 
 static skep_status check_uid(const char *text, struct skep_error *err)
 {
@@ -562,7 +566,7 @@ static void print_stats(struct skep_node *node, const char *event)
     skep_node_stats(node, &s);
     json_print_event(json_pack(
         "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
-        "s:I, "
+        "s:I, s:s, "
         "s:o, "
         "s:o, s:o, s:o}",
         "event", event, "uptime_ms", (json_int_t)s.uptime_ms, "connections",
@@ -574,19 +578,42 @@ static void print_stats(struct skep_node *node, const char *event)
         (json_int_t)s.dht_peers, "publish_rounds", (json_int_t)s.publish_rounds,
         "publish_rounds_failed", (json_int_t)s.publish_rounds_failed, "checkpoints_saved",
         (json_int_t)s.checkpoints_saved, "checkpoints_failed", (json_int_t)s.checkpoints_failed,
-        "checkpoint_wait_us", (json_int_t)s.checkpoint_wait_us, "forward", json_pool(&s.forward),
-        "backward", json_pool(&s.backward), "tracker", json_tracker(&s), "lease", json_leases(&s)));
+        "checkpoint_wait_us", (json_int_t)s.checkpoint_wait_us, "reachability",
+        skep_reachability_name(s.reachability), "forward", json_pool(&s.forward), "backward",
+        json_pool(&s.backward), "tracker", json_tracker(&s), "lease", json_leases(&s)));
+}
+
+/* Whenever it is no longer what was printed last. */
+static void print_reachability(struct skep_node *node, enum skep_reachability *last)
+{
+    char message[SKEP_REACHABILITY_BYTES];
+    enum skep_reachability state = skep_node_reachability(node, message);
+
+    if (state != *last)
+        json_print_event(json_pack("{s:s, s:s, s:s}", "event", "reachability", "state",
+                                   skep_reachability_name(state), "message", message));
+    *last = state;
 }
 
 /* Waits for the end, reporting on the way. */
 static void wait_stopped(const struct options *o, struct skep_node *node)
 {
-    uint32_t interval_s = (uint32_t)options_int(o, "stats-report-interval");
-    uint32_t timeout_ms =
-        options_flag(o, "json") && interval_s > 0 ? interval_s * 1000 : UINT32_MAX;
+    uint64_t interval_ms = (uint64_t)options_int(o, "stats-report-interval") * 1000;
+    uint64_t next = interval_ms > 0 ? clock_deadline_us(interval_ms) : CLOCK_NEVER;
+    enum skep_reachability reachability = SKEP_REACH_UNKNOWN;
 
-    while (!skep_node_wait(node, timeout_ms))
+    if (!options_flag(o, "json")) { /* the node logs them itself */
+        skep_node_wait(node, UINT32_MAX);
+        return;
+    }
+    while (!skep_node_wait(node, clock_left_ms(next) < LOOK_MS ? (uint32_t)clock_left_ms(next)
+                                                               : LOOK_MS)) {
+        print_reachability(node, &reachability);
+        if (clock_mono_us() < next)
+            continue;
         print_stats(node, "stats");
+        next += interval_ms * 1000;
+    }
 }
 
 /* --- running ------------------------------------------------------------------------------- */

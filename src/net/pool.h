@@ -36,7 +36,8 @@ enum {
     POOL_MAX_LOOKUPS = 64,       /* DNS names being looked up at once; more fail */
 };
 
-/* Whom to call. Connections are shared by peer id; without one, by endpoint. */
+/* Whom to call. Connections are shared by peer id; without one, by endpoint; if `exact`, by both.
+ */
 struct pool_target {
     bool has_peer_id;
     uint8_t peer_id[PEER_ID_BYTES]; /* must answer; another is SKEP_UNAUTHENTICATED */
@@ -44,6 +45,9 @@ struct pool_target {
     /* A stranger chose the endpoints: an address of this machine (loopback, unspecified) is not
      * connected to, not even where a name resolves to one. */
     bool no_loopback;
+    /* It is the way to endpoints[0] that matters: a connection to the same peer elsewhere will not
+     * do. */
+    bool exact;
     size_t endpoint_count;
     struct endpoint endpoints[POOL_MAX_ENDPOINTS]; /* tried in order, all their addresses */
 };

@@ -101,9 +101,9 @@ struct peer {
     struct pool *pool;
     struct peer *bucket_next; /* guarded by pool->lock */
     uint64_t hash;
-    bool has_id;
+    bool has_id, exact; /* as the target */
     uint8_t id[PEER_ID_BYTES];
-    struct endpoint endpoint; /* the key, without an id */
+    struct endpoint endpoint; /* the key, or part of it, without an id or if exact */
     struct link *link;        /* being opened or open; NULL: none */
     struct dial dial;
     struct pool_call *first, *last; /* waiting, in order */

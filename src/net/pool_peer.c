@@ -35,17 +35,21 @@ static uint64_t hash_target(const struct pool *pool, const struct pool_target *t
 {
     const struct endpoint *e = &target->endpoints[0];
 
-    if (target->has_peer_id)
-        return hash_id(pool, target->peer_id);
-    return mix(mix(pool->seed[1], e->host, strlen(e->host)), &e->port, sizeof(e->port));
+    uint64_t h = target->has_peer_id ? hash_id(pool, target->peer_id) : pool->seed[1];
+
+    if (target->has_peer_id && !target->exact)
+        return h;
+    return mix(mix(h, e->host, strlen(e->host)), &e->port, sizeof(e->port));
 }
 
 static bool is_of(const struct peer *peer, const struct pool_target *target)
 {
-    if (peer->has_id != target->has_peer_id)
+    if (peer->has_id != target->has_peer_id || peer->exact != target->exact)
         return false;
-    if (peer->has_id)
-        return memcmp(peer->id, target->peer_id, PEER_ID_BYTES) == 0;
+    if (peer->has_id && memcmp(peer->id, target->peer_id, PEER_ID_BYTES) != 0)
+        return false;
+    if (peer->has_id && !peer->exact)
+        return true;
     return endpoint_equal(&peer->endpoint, &target->endpoints[0]);
 }
 
@@ -64,10 +68,10 @@ struct peer *pool_peer_get(struct pool *pool, const struct pool_target *target)
     peer->pool = pool;
     peer->hash = hash;
     peer->has_id = target->has_peer_id;
+    peer->exact = target->exact;
     if (peer->has_id)
         memcpy(peer->id, target->peer_id, PEER_ID_BYTES);
-    else
-        peer->endpoint = target->endpoints[0];
+    peer->endpoint = target->endpoints[0];
     pthread_mutex_lock(&pool->lock);
     peer->bucket_next = *bucket;
     *bucket = peer;

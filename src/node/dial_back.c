@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -10,24 +11,37 @@
 #include "base/error.h"
 #include "base/mp.h"
 #include "net/pool.h"
+#include "node/udp_probe.h"
 
 enum {
     MAX_UNDER_WAY = 16,
-    TIMEOUT_MS = 5000, /* of one try, whatever the caller allows */
-    IDLE_MS = 1000,    /* the connection has done its work once the ping is answered */
+    MAX_OF_ONE_ADDRESS = 4, /* of these */
+    TIMEOUT_MS = 5000,      /* of one try, whatever the caller allows */
+    IDLE_MS = 1000,         /* the connection has done its work once the ping is answered */
+};
+
+enum dht_answer { DHT_NOT_ASKED, DHT_SILENT, DHT_ANSWERS };
+
+/* One call: a try of the TCP port and perhaps one of the UDP port; the last to end answers. */
+struct attempt {
+    struct dial_back *dial_back;
+    struct attempt *next;
+    struct server_call *call;
+    struct endpoint endpoint;
+    uint16_t dht_port;  /* 0: not asked for */
+    atomic_int open;    /* tries under way */
+    skep_status status; /* this and the next: written by the TCP try */
+    char message[256];
+    enum dht_answer dht; /* written by the UDP try */
 };
 
 struct dial_back {
     struct dial_back_config config;
-    pthread_mutex_t lock; /* guards the making of `pool` */
+    pthread_mutex_t lock; /* guards the making of `pool`, and the next three */
     struct pool *pool;    /* owned; NULL until needed */
-    atomic_int under_way;
-};
-
-struct attempt {
-    struct dial_back *dial_back;
-    struct server_call *call;
-    struct endpoint endpoint;
+    struct attempt *attempts;
+    int under_way;
+    struct udp_probes probes;
 };
 
 skep_status dial_back_new(const struct dial_back_config *config, struct dial_back **out,
@@ -40,6 +54,7 @@ skep_status dial_back_new(const struct dial_back_config *config, struct dial_bac
         return error_no_memory(err, "dial_back", sizeof(*dial_back));
     dial_back->config = *config;
     pthread_mutex_init(&dial_back->lock, NULL);
+    udp_probes_init(&dial_back->probes);
     return SKEP_OK;
 }
 
@@ -48,6 +63,7 @@ void dial_back_free(struct dial_back *dial_back)
     if (dial_back == NULL)
         return;
     pool_free(dial_back->pool);
+    udp_probes_fini(&dial_back->probes);
     pthread_mutex_destroy(&dial_back->lock);
     mem_free(dial_back);
 }
@@ -80,22 +96,68 @@ static void refuse(struct server_call *call, const struct skep_error *err)
     server_call_reply(call, err, NULL, 0, NULL, 0);
 }
 
-static skep_status read_port(struct server_call *call, uint16_t *port, struct skep_error *err)
+static skep_status read_params(struct server_call *call, struct attempt *attempt,
+                               struct skep_error *err)
 {
     const struct bytes *params = &server_call_headers(call)->params;
     struct mp mp = {0};
-    uint64_t value = 0;
+    uint64_t port = 0;
+    uint64_t dht_port = 0;
     skep_status rc = mp_parse(&mp, params->data, params->len, "dial_back: params", err);
 
-    if (rc == SKEP_OK &&
-        (!mp_u64(mp_get(mp.root, "port"), &value) || value < 1 || value > UINT16_MAX))
+    if (rc == SKEP_OK && (!mp_u64(mp_get(mp.root, "port"), &port) || port < 1 || port > UINT16_MAX))
         rc = error_set(err, SKEP_INVALID_ARGUMENT, "dial_back: no port, expected 1 to 65535");
+    if (rc == SKEP_OK && mp_get(mp.root, "dht_port") != NULL &&
+        (!mp_u64(mp_get(mp.root, "dht_port"), &dht_port) || dht_port < 1 || dht_port > UINT16_MAX))
+        rc = error_set(err, SKEP_INVALID_ARGUMENT, "dial_back: bad dht_port, expected 1 to 65535");
     mp_free(&mp);
-    *port = (uint16_t)value;
+    server_call_peer_address(call, &attempt->endpoint);
+    attempt->endpoint.port = (uint16_t)port;
+    attempt->dht_port = (uint16_t)dht_port;
     return rc;
 }
 
-static void answer(struct attempt *attempt, skep_status status, const char *message)
+/* --- attempts ------------------------------------------------------------------------------ */
+
+/* Counts it in: at most so many at once, and of one address. */
+static skep_status enter(struct attempt *attempt, struct skep_error *err)
+{
+    struct dial_back *dial_back = attempt->dial_back;
+    int of_address = 0;
+    skep_status rc = SKEP_OK;
+
+    pthread_mutex_lock(&dial_back->lock);
+    for (const struct attempt *a = dial_back->attempts; a != NULL; a = a->next)
+        of_address += strcmp(a->endpoint.host, attempt->endpoint.host) == 0;
+    if (dial_back->under_way >= MAX_UNDER_WAY)
+        rc = error_set(err, SKEP_RESOURCE_EXHAUSTED, "dial_back: %d under way, try later",
+                       MAX_UNDER_WAY);
+    else if (of_address >= MAX_OF_ONE_ADDRESS)
+        rc = error_set(err, SKEP_RESOURCE_EXHAUSTED, "dial_back: %d of %s under way, try later",
+                       MAX_OF_ONE_ADDRESS, attempt->endpoint.host);
+    if (rc == SKEP_OK) {
+        attempt->next = dial_back->attempts;
+        dial_back->attempts = attempt;
+        dial_back->under_way++;
+    }
+    pthread_mutex_unlock(&dial_back->lock);
+    return rc;
+}
+
+static void leave(struct attempt *attempt)
+{
+    struct dial_back *dial_back = attempt->dial_back;
+    struct attempt **at = &dial_back->attempts;
+
+    pthread_mutex_lock(&dial_back->lock);
+    while (*at != attempt)
+        at = &(*at)->next;
+    *at = attempt->next;
+    dial_back->under_way--;
+    pthread_mutex_unlock(&dial_back->lock);
+}
+
+static void answer(const struct attempt *attempt)
 {
     msgpack_sbuffer buffer;
     msgpack_packer pk;
@@ -105,15 +167,19 @@ static void answer(struct attempt *attempt, skep_status status, const char *mess
 
     msgpack_sbuffer_init(&buffer);
     msgpack_packer_init(&pk, &buffer, msgpack_sbuffer_write);
-    bad = msgpack_pack_map(&pk, 4);
+    bad = msgpack_pack_map(&pk, attempt->dht == DHT_NOT_ASKED ? 4 : 5);
     bad |= mp_pack_str(&pk, "endpoint");
     bad |= mp_pack_str(&pk, endpoint_format(&attempt->endpoint, text));
     bad |= mp_pack_str(&pk, "reachable");
-    bad |= status == SKEP_OK ? msgpack_pack_true(&pk) : msgpack_pack_false(&pk);
+    bad |= attempt->status == SKEP_OK ? msgpack_pack_true(&pk) : msgpack_pack_false(&pk);
     bad |= mp_pack_str(&pk, "status");
-    bad |= mp_pack_str(&pk, skep_status_name(status));
+    bad |= mp_pack_str(&pk, skep_status_name(attempt->status));
     bad |= mp_pack_str(&pk, "message");
-    bad |= mp_pack_str(&pk, message);
+    bad |= mp_pack_str(&pk, attempt->message);
+    if (attempt->dht != DHT_NOT_ASKED) {
+        bad |= mp_pack_str(&pk, "dht_reachable");
+        bad |= attempt->dht == DHT_ANSWERS ? msgpack_pack_true(&pk) : msgpack_pack_false(&pk);
+    }
     if (bad != 0) {
         error_no_memory(&err, "reply", buffer.size);
         refuse(attempt->call, &err);
@@ -123,56 +189,95 @@ static void answer(struct attempt *attempt, skep_status status, const char *mess
     msgpack_sbuffer_destroy(&buffer);
 }
 
-static void on_done(void *arg, const struct reply_headers *reply, DLManagedTensor **tensors,
-                    bool sent, const struct skep_error *err)
+static void try_ended(struct attempt *attempt)
+{
+    if (atomic_fetch_sub(&attempt->open, 1) > 1)
+        return;
+    leave(attempt);
+    answer(attempt);
+    mem_free(attempt);
+}
+
+static void on_dialled(void *arg, const struct reply_headers *reply, DLManagedTensor **tensors,
+                       bool sent, const struct skep_error *err)
 {
     struct attempt *attempt = arg;
 
     (void)sent;
     for (size_t i = 0; reply != NULL && i < reply->tensor_count; i++)
         skep_tensor_free(tensors[i]);
-    atomic_fetch_sub(&attempt->dial_back->under_way, 1);
-    if (reply != NULL) /* whatever it said, it is there and is who it should be */
-        answer(attempt, SKEP_OK, "");
-    else
-        answer(attempt, err->status, err->message);
-    mem_free(attempt);
+    if (reply == NULL) { /* else, whatever it said, it is there and is who it should be */
+        attempt->status = err->status;
+        snprintf(attempt->message, sizeof(attempt->message), "%s", err->message);
+    }
+    try_ended(attempt);
 }
 
-static skep_status dial(struct dial_back *dial_back, struct server_call *call,
-                        struct skep_error *err)
+static void on_probed(void *arg, bool answered)
 {
-    struct pool_target target = {.has_peer_id = true, .endpoint_count = 1};
+    struct attempt *attempt = arg;
+
+    attempt->dht = answered ? DHT_ANSWERS : DHT_SILENT;
+    try_ended(attempt);
+}
+
+static skep_status dial(struct attempt *attempt, struct pool *pool, struct skep_error *err)
+{
+    struct pool_target target = {.has_peer_id = true, .exact = true, .endpoint_count = 1};
     struct call_headers headers = {.method = "ping"};
     uint64_t deadline = clock_deadline_us(TIMEOUT_MS);
-    struct attempt *attempt = NULL;
+
+    target.endpoints[0] = attempt->endpoint;
+    memcpy(target.peer_id, server_call_peer_id(attempt->call), PEER_ID_BYTES);
+    if (server_call_deadline_us(attempt->call) < deadline)
+        deadline = server_call_deadline_us(attempt->call);
+    return pool_call(pool, &target, &headers, NULL, deadline, on_dialled, attempt, NULL, err);
+}
+
+/* What cannot be tried is left out of the answer. */
+static void probe(struct attempt *attempt)
+{
+    struct dial_back *dial_back = attempt->dial_back;
+    struct endpoint endpoint = attempt->endpoint;
+    struct address address;
+    struct skep_error err;
+
+    if (attempt->dht_port == 0 || dial_back->config.network_id == 0)
+        return;
+    endpoint.port = attempt->dht_port;
+    if (!endpoint_to_address(&endpoint, &address))
+        return;
+    atomic_fetch_add(&attempt->open, 1);
+    if (udp_probe_start(&dial_back->probes, &address, dial_back->config.network_id, on_probed,
+                        attempt, &err) != SKEP_OK)
+        try_ended(attempt);
+}
+
+static skep_status start(struct attempt *attempt, struct skep_error *err)
+{
     struct pool *pool;
-    uint16_t port;
-    skep_status rc = read_port(call, &port, err);
+    skep_status rc = read_params(attempt->call, attempt, err);
 
     if (rc == SKEP_OK)
-        rc = get_pool(dial_back, &pool, err);
+        rc = get_pool(attempt->dial_back, &pool, err);
+    if (rc == SKEP_OK)
+        rc = enter(attempt, err);
     if (rc != SKEP_OK)
         return rc;
-    attempt = mem_calloc(1, sizeof(*attempt));
-    if (attempt == NULL)
-        return error_no_memory(err, "dial_back", sizeof(*attempt));
-    attempt->dial_back = dial_back;
-    attempt->call = call;
-    server_call_peer_address(call, &attempt->endpoint);
-    attempt->endpoint.port = port;
-    target.endpoints[0] = attempt->endpoint;
-    memcpy(target.peer_id, server_call_peer_id(call), PEER_ID_BYTES);
-    if (server_call_deadline_us(call) < deadline)
-        deadline = server_call_deadline_us(call);
-    rc = pool_call(pool, &target, &headers, NULL, deadline, on_done, attempt, NULL, err);
-    if (rc != SKEP_OK)
-        mem_free(attempt);
-    return rc;
+    atomic_init(&attempt->open, 2); /* the TCP try's, and ours until both have been started */
+    rc = dial(attempt, pool, err);
+    if (rc != SKEP_OK) {
+        leave(attempt);
+        return rc;
+    }
+    probe(attempt);
+    try_ended(attempt);
+    return SKEP_OK;
 }
 
 void dial_back_start(struct dial_back *dial_back, struct server_call *call)
 {
+    struct attempt *attempt = NULL;
     struct skep_error err;
 
     if (dial_back == NULL) {
@@ -180,11 +285,16 @@ void dial_back_start(struct dial_back *dial_back, struct server_call *call)
         refuse(call, &err);
         return;
     }
-    if (atomic_fetch_add(&dial_back->under_way, 1) >= MAX_UNDER_WAY)
-        error_set(&err, SKEP_RESOURCE_EXHAUSTED, "dial_back: %d under way, try later",
-                  MAX_UNDER_WAY);
-    else if (dial(dial_back, call, &err) == SKEP_OK)
-        return; /* on_done() answers and counts */
-    atomic_fetch_sub(&dial_back->under_way, 1);
-    refuse(call, &err);
+    attempt = mem_calloc(1, sizeof(*attempt));
+    if (attempt == NULL) {
+        error_no_memory(&err, "dial_back", sizeof(*attempt));
+        refuse(call, &err);
+        return;
+    }
+    attempt->dial_back = dial_back;
+    attempt->call = call;
+    if (start(attempt, &err) != SKEP_OK) {
+        refuse(call, &err);
+        mem_free(attempt);
+    }
 }

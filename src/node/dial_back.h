@@ -1,8 +1,9 @@
 /*
- * The method `dial_back`: tries whether a caller's own port can be reached from here.
+ * The method `dial_back`: tries whether a caller's own ports, that for calls (TCP) and that of its
+ * DHT (UDP), can be reached from here. Only the address that the call came from is dialled.
  *
- * Threads: dial_back_start() on I/O threads; answers come from the connection pool's thread, which
- * is started by the first call.
+ * Threads: dial_back_start() on I/O threads; answers come from the threads of the connection pool
+ * and of the probes, which are started by the first call.
  */
 #ifndef SKEP_NODE_DIAL_BACK_H
 #define SKEP_NODE_DIAL_BACK_H
@@ -19,7 +20,8 @@ struct dial_back_config {
     const struct identity *identity; /* borrowed until dial_back_free() */
     const uint8_t *psk;              /* the same */
     bool plaintext;
-    const char *swarm; /* the same */
+    const char *swarm;   /* the same */
+    uint32_t network_id; /* of the swarm's DHT; 0: there is none, so no DHT ports are tried */
 };
 
 SKEP_MUST_CHECK skep_status dial_back_new(const struct dial_back_config *config,

@@ -211,6 +211,12 @@ void node_collect_parts(struct skep_node *node, struct skep_node_stats *out)
         collect_registration(node->registration, out);
     if (node->leases != NULL)
         collect_leases(node->leases, out);
+    if (node->reach != NULL) {
+        struct verdict verdict;
+
+        reach_result(node->reach, &verdict);
+        out->reachability = verdict.state;
+    }
     if (node->handler == NULL)
         return;
     handler_stats(node->handler, &h);
@@ -253,9 +259,44 @@ void skep_node_stats(struct skep_node *node, struct skep_node_stats *out)
 
         hosted_stats(node->experts[i], &expert);
         out->skipped_steps += expert.skipped_steps;
+        out->experts_stalled += expert.forward.stalled || expert.backward.stalled;
         pool_stats_add(&out->forward, &expert.forward);
         pool_stats_add(&out->backward, &expert.backward);
     }
+}
+
+const char *skep_reachability_name(enum skep_reachability state)
+{
+    switch (state) {
+    case SKEP_REACH_REACHABLE:
+        return "reachable";
+    case SKEP_REACH_UNCHECKED:
+        return "unchecked";
+    case SKEP_REACH_TCP_BLOCKED:
+        return "tcp_blocked";
+    case SKEP_REACH_UDP_BLOCKED:
+        return "udp_blocked";
+    case SKEP_REACH_WRONG_ADDRESS:
+        return "wrong_address";
+    case SKEP_REACH_UNKNOWN:
+        break;
+    }
+    return "unknown";
+}
+
+enum skep_reachability skep_node_reachability(struct skep_node *node,
+                                              char message[SKEP_REACHABILITY_BYTES])
+{
+    struct verdict verdict;
+
+    pthread_mutex_lock(&node->parts);
+    verdict = node->last_reach;
+    if (node->reach != NULL)
+        reach_result(node->reach, &verdict);
+    pthread_mutex_unlock(&node->parts);
+    if (message != NULL)
+        memcpy(message, verdict.message, sizeof(verdict.message));
+    return verdict.state;
 }
 
 bool skep_node_expert_stats(struct skep_node *node, size_t index, struct skep_expert_stats *out)

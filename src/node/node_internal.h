@@ -19,6 +19,7 @@
 #include "node/hosted.h"
 #include "node/leases.h"
 #include "node/once.h"
+#include "node/reach.h"
 #include "node/registration.h"
 #include "node/service.h"
 #include "node/settings.h"
@@ -68,14 +69,16 @@ struct skep_node {
     uint16_t port, dht_port;
     uint64_t started_us;
 
-    pthread_mutex_t parts; /* guards the six pointers and `last`, and that they stay alive */
+    pthread_mutex_t parts; /* guards the seven pointers, both `last`s, and that they stay alive */
     struct checkpointer *checkpointer;
     struct swarm *swarm;
     struct server *server;
     struct handler *handler;
     struct tracking *tracking;
     struct registration *registration;
+    struct reach *reach;
     struct skep_node_stats last; /* their counters when they ended */
+    struct verdict last_reach;   /* the same of `reach` */
 
     pthread_mutex_t lock;   /* guards state and is_ready; taken before `parts` if both */
     pthread_cond_t changed; /* state or is_ready */

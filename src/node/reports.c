@@ -144,6 +144,7 @@ void report_stats(struct service *service, struct server_call *call)
     } numbers[] = {
         {"uptime_ms", s.uptime_ms},
         {"experts", s.experts},
+        {"experts_stalled", s.experts_stalled},
         {"inline_batches", s.inline_batches},
         {"stalls", s.stalls},
         {"anomalies", s.anomalies},
@@ -172,11 +173,12 @@ void report_stats(struct service *service, struct server_call *call)
     size_t count = sizeof(numbers) / sizeof(numbers[0]);
 
     report_init(&r);
-    put_map(&r, NULL, count + 4);
+    put_map(&r, NULL, count + 5);
     for (size_t i = 0; i < count; i++)
         put_uint(&r, numbers[i].name, numbers[i].value);
     put_int(&r, "last_publish", s.last_publish_unix_s);
     put_int(&r, "last_checkpoint", s.last_checkpoint_unix_s);
+    put_str(&r, "reachability", skep_reachability_name(s.reachability));
     put_pool(&r, "forward", &s.forward);
     put_pool(&r, "backward", &s.backward);
     send_report(&r, call);

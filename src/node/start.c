@@ -136,6 +136,7 @@ static skep_status open_service(struct skep_node *node, struct skep_error *err)
         .psk = s->has_swarm_key ? s->swarm_key.psk : NULL,
         .plaintext = s->options.insecure_plaintext,
         .swarm = s->swarm,
+        .network_id = node->swarm != NULL ? record_network_id(swarm_record(node->swarm)) : 0,
     };
     skep_status rc = once_new(NULL, &node->once, err);
 
@@ -297,8 +298,37 @@ size_t node_announce(struct skep_node *node)
         log_info("node: other peers see us at %s", endpoint_format(&endpoints[0], text));
     node->is_announced = true;
     handler_set_endpoints(node->handler, endpoints, count);
+    if (node->reach != NULL)
+        reach_announce(node->reach, endpoints, count);
     node_announce_tracker(node, endpoints, count);
     return count;
+}
+
+static skep_status open_reach(struct skep_node *node, struct skep_error *err)
+{
+    const struct settings *s = &node->settings;
+    struct reach_config config = {
+        .swarm = node->swarm,
+        .psk = s->has_swarm_key ? s->swarm_key.psk : NULL,
+        .plaintext = s->options.insecure_plaintext,
+        .swarm_name = s->swarm,
+        .bound = node->announce.bound,
+        .by_hand = s->has_announce,
+        .dht_port = node->dht_port,
+        .joins = s->initial_peer_count > 0,
+    };
+    struct endpoint endpoints[ANNOUNCE_MAX];
+    struct reach *reach = NULL;
+    skep_status rc;
+
+    if (node->swarm == NULL)
+        return SKEP_OK;
+    rc = reach_new(&config, endpoints,
+                   announce_pick(&node->announce, ask_peers, node->swarm, endpoints), &reach, err);
+    pthread_mutex_lock(&node->parts);
+    node->reach = reach;
+    pthread_mutex_unlock(&node->parts);
+    return rc;
 }
 
 static skep_status open_checkpointer(struct skep_node *node, struct skep_error *err)
@@ -351,5 +381,7 @@ skep_status node_bring_up(struct skep_node *node, struct skep_error *err)
         rc = open_handler(node, err);
     if (rc == SKEP_OK)
         rc = open_checkpointer(node, err);
-    return rc == SKEP_OK ? node_open_registration(node, err) : rc;
+    if (rc == SKEP_OK)
+        rc = node_open_registration(node, err);
+    return rc == SKEP_OK ? open_reach(node, err) : rc;
 }

@@ -41,6 +41,20 @@ static struct handler *take_handler(struct skep_node *node)
     return handler;
 }
 
+static struct reach *take_reach(struct skep_node *node)
+{
+    pthread_mutex_lock(&node->parts);
+    struct reach *reach = node->reach;
+
+    if (reach != NULL) {
+        reach_result(reach, &node->last_reach);
+        node->last.reachability = node->last_reach.state;
+    }
+    node->reach = NULL;
+    pthread_mutex_unlock(&node->parts);
+    return reach;
+}
+
 static void stop_serving(struct skep_node *node, struct server *server, uint64_t deadline)
 {
     bool ended = true;
@@ -91,6 +105,7 @@ void node_shut_down(struct skep_node *node)
     struct swarm *swarm;
     uint64_t withdraw_by;
 
+    reach_close(node->reach); /* only this thread ends it */
     if (server != NULL) {
         log_info("node: stopping");
         server_drain(server, "the node is stopping");
@@ -103,6 +118,7 @@ void node_shut_down(struct skep_node *node)
     stop_serving(node, server, deadline);
     node_free_tracking(node);
     save_experts(node);
+    reach_free(take_reach(node));
 
     pthread_mutex_lock(&node->parts);
     swarm = node->swarm;

@@ -1,64 +1,7 @@
 """Two hosts with a wire between them, as network namespaces of their own."""
 
-import os
-import shutil
-import subprocess
-
-from swarm import Swarm, call, find, main, skip, until, until_found, until_gone, write_npy
-
-
-class Host:
-    """A namespace, kept by a process that waits for its standard input to end."""
-
-    def __init__(self):
-        self.holder = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE,
-                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        own = os.readlink("/proc/self/ns/net")
-
-        def is_apart():
-            assert self.holder.poll() is None, "unshare --net is not allowed"
-            return os.readlink("/proc/%d/ns/net" % self.holder.pid) != own
-        until(is_apart, 10, "a namespace of its own", pause=0.01)
-        self.inside = ["nsenter", "--net=/proc/%d/ns/net" % self.holder.pid]
-        self.ip("link", "set", "lo", "up")
-
-    def ip(self, *arguments):
-        subprocess.run(self.inside + ["ip"] + list(arguments), check=True,
-                       stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-
-    def close(self):
-        self.holder.stdin.close()
-        self.holder.kill()
-        self.holder.wait()
-
-
-class Network:
-    """Hosts a (10.9.0.1) and b (10.9.0.2)."""
-
-    def __enter__(self):
-        self.hosts = []
-        try:
-            self.hosts = [Host(), Host()]
-            self.a, self.b = self.hosts
-            self.a.ip("link", "add", "wire", "type", "veth", "peer", "name", "wire", "netns",
-                      str(self.b.holder.pid))
-            for host, address in ((self.a, "10.9.0.1/24"), (self.b, "10.9.0.2/24")):
-                host.ip("address", "add", address, "dev", "wire")
-                host.ip("link", "set", "wire", "up")
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_):
-        for host in self.hosts:
-            host.close()
-
-    def cut(self):
-        self.b.ip("link", "set", "wire", "down")
-
-    def mend(self):
-        self.b.ip("link", "set", "wire", "up")
+from namespaces import Network, need_namespaces
+from swarm import Swarm, call, find, main, until, until_found, until_gone, write_npy
 
 
 def tensors(swarm):
@@ -140,12 +83,5 @@ def case_an_outage_heals():
         call("ffn.0.0", *tensors(swarm), peers=bootstrap.peer, inside=net.a.inside)
 
 
-for tool in ("unshare", "nsenter", "ip"):
-    if shutil.which(tool) is None:
-        skip(tool + " is not installed")
-try:
-    with Network():
-        pass
-except (AssertionError, OSError, subprocess.CalledProcessError) as error:
-    skip("no network namespaces here: %s" % error)
+need_namespaces()
 main(globals())

@@ -429,6 +429,8 @@ static void dial_back_tells_whether_the_callers_port_is_reachable(void **state)
     assert_int_equal(server_new(&config, &server, NULL), SKEP_OK);
     server_endpoint(server, &bound);
     assert_true(dialled_back(&caller, bound.port));
+    /* The connection that this has left does not vouch for another port. */
+    assert_false(dialled_back(&caller, bound.port == 65535 ? 65534 : (uint16_t)(bound.port + 1)));
     assert_false(dialled_back(&stranger, bound.port)); /* there, but not who asked */
     server_stop(server);
     server_free(server);
