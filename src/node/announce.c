@@ -28,9 +28,7 @@ size_t announce_pick(const struct announce_input *input, announce_ask_fn ask, vo
         out[0] = input->wish != NULL ? *input->wish : input->bound;
         if (out[0].port == 0)
             out[0].port = input->bound.port;
-        /* What a person wrote wins over what we think of it, if it can be dialled at all. */
-        if (input->wish != NULL)
-            return endpoint_is_usable(&out[0]) ? 1 : 0;
+        /* What a person wrote wins over what we think of it, if others can dial it at all. */
         return is_fit(input, &out[0]) ? 1 : 0;
     }
     /* A socket on :: takes IPv4 too, so both addresses reach it. */

@@ -273,8 +273,10 @@ static skep_status open_handler(struct skep_node *node, struct skep_error *err)
         log_info("node: publishes its experts as soon as the first peer has told at which address "
                  "it sees us (or give it with --announce)");
     else if (!node->is_announced)
-        log_warn("node: listens on loopback in a swarm that is not: nothing is published; use "
-                 "--announce or another --listen");
+        log_warn("node: %s loopback in a swarm that is not: nothing is published; use another "
+                 "--%s",
+                 node->announce.wish != NULL ? "announces" : "listens on",
+                 node->announce.wish != NULL ? "announce" : "listen, or --announce");
     node_announce_tracker(node, config.endpoints, config.endpoint_count);
     rc = handler_new(&config, experts, node->expert_count, &handler, err);
     mem_free(experts);

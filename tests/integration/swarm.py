@@ -6,6 +6,7 @@ expected. Waiting is always for an event with a deadline.
 """
 
 import ast
+import concurrent.futures
 import json
 import os
 import select
@@ -31,13 +32,12 @@ def skip(reason):
     sys.exit(77)
 
 
-def main(names):
-    """Runs every case of a script (or those named on its command line), then tells which failed."""
-    cases = [(name[5:], case) for name, case in names.items() if name.startswith("case_")]
+def main(names, at_once=1):
+    """Runs every case of a script (or those named on its command line), then tells which failed.
+    `at_once`: so many beside each other, where they mostly wait."""
     failed = []
-    for name, case in cases:
-        if sys.argv[1:] and name not in sys.argv[1:]:
-            continue
+
+    def run_case(name, case):
         start = time.monotonic()
         outcome = "ok"
         try:
@@ -47,6 +47,11 @@ def main(names):
             failed.append(name)
             outcome = "FAILED"
         print("%s: %s (%.1f s)" % (name, outcome, time.monotonic() - start), flush=True)
+
+    with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+        for name, case in names.items():
+            if name.startswith("case_") and (not sys.argv[1:] or name[5:] in sys.argv[1:]):
+                pool.submit(run_case, name[5:], case)
     if failed:
         sys.exit("failed: " + ", ".join(failed))
 

@@ -1,7 +1,7 @@
 """Two hosts with a wire between them, as network namespaces of their own."""
 
 from namespaces import Network, need_namespaces
-from swarm import Swarm, call, find, main, until, until_found, until_gone, write_npy
+from swarm import Swarm, call, find, main, refused, until, until_found, until_gone, write_npy
 
 
 def tensors(swarm):
@@ -49,6 +49,37 @@ def case_loopback_is_not_published_to_other_hosts():
               "the neighbour is found")
         assert find(bootstrap.peer, "ffn.0.0", inside=net.a.inside) == {"ffn.0.0": []}
         assert other.alive() and node.alive()
+
+
+def case_every_way_to_announce():
+    """B36: behind a wildcard, in a swarm that is not on loopback. What was said wins over what peers
+    see, unless nobody could dial it."""
+    with Network() as net, Swarm() as swarm:
+        bootstrap = swarm.bootstrap(listen="10.9.0.1:*", inside=net.a.inside)
+        net.b.ip("link", "add", "second", "type", "veth", "peer", "name", "third")
+        net.b.ip("address", "add", "10.10.0.2/24", "dev", "second")
+        net.b.ip("link", "set", "second", "up")
+        ways = {None: "10.9.0.2", "10.9.0.2:0": "10.9.0.2", "10.10.0.2:*": "10.10.0.2",
+                "node.example:*": "node.example", "127.0.0.1:*": None, "localhost:*": None}
+        nodes = []
+        for i, announce in enumerate(ways):
+            extra = ("--announce", announce) if announce else ()
+            nodes.append(swarm.node("n%d" % i, ["n%d.0" % i], [bootstrap.peer], *extra,
+                                    listen="0.0.0.0:*", inside=net.b.inside))
+        uids = ["n%d.0" % i for i in range(len(ways))]
+
+        def expected():
+            found = find(bootstrap.peer, *uids, inside=net.a.inside)
+            return [[p["endpoint"] for p in found[uid]] for uid in uids] == [
+                ["%s:%d" % (host, node.port)] if host else []
+                for host, node in zip(ways.values(), nodes)]
+        until(expected, 30, "each is published as it should be")
+        for host, node in zip(ways.values(), nodes):
+            if host is None:
+                node.wait_log("announces loopback in a swarm that is not: nothing is published")
+        for announce, text in (("", "empty"), ("0.0.0.0:*", "no address others can dial"),
+                               ("[::]:1", "no address others can dial"), ("host", "host")):
+            refused(2, ["announce", text], "node", "--announce", announce, inside=net.b.inside)
 
 
 def case_an_address_that_is_wrong_costs_the_deadline_only():

@@ -152,4 +152,4 @@ def case_nobody_to_ask():
 
 
 need_namespaces()
-main(globals())
+main(globals(), at_once=4)  # they wait for time-outs

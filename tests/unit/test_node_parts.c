@@ -75,6 +75,10 @@ static void endpoint_announced_follows_the_rule(void **state)
     assert_string_equal(announced("node.example:*", "0.0.0.0:9000", false, both),
                         "node.example:9000");
     assert_string_equal(announced("192.0.2.1:80", "127.0.0.1:9000", false, none), "192.0.2.1:80");
+    /* Unless nobody could dial it. */
+    assert_string_equal(announced("127.0.0.1:80", "0.0.0.0:9000", false, both), "");
+    assert_string_equal(announced("localhost:80", "0.0.0.0:9000", false, both), "");
+    assert_string_equal(announced("localhost:80", "0.0.0.0:9000", true, both), "localhost:80");
     /* Then what is listened on. */
     assert_string_equal(announced(NULL, "192.0.2.9:9000", false, both), "192.0.2.9:9000");
     assert_string_equal(announced(NULL, "127.0.0.1:9000", true, both), "127.0.0.1:9000");
