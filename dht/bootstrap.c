@@ -38,7 +38,15 @@ enum {
     HURRY_MS = 500,
 
     MAX_KNOWN = 1024,
+    INTRODUCTIONS = 3,
 };
+
+/*
+ * Pauses before we look for our neighbours by id: once connected, then again because others join
+ * at the same time. OpenDHT itself finds them over minutes only, and until then 3 to 10% of what is
+ * put among hundreds of new peers lands where others don't look.
+ */
+static const uint32_t introduce_after_ms[INTRODUCTIONS] = {0, 3 * 1000, 27 * 1000};
 
 struct peer {
     struct initial_peer initial;
@@ -68,6 +76,8 @@ struct bootstrap {
     struct address *known;
     size_t known_count;
     uint64_t started_us, save_us, hurry_us;
+    uint64_t introduce_us; /* when next */
+    unsigned introduced;   /* times since we were connected */
     bool was_connected;
 
     pthread_mutex_t lock; /* guards the fields below */
@@ -295,6 +305,19 @@ static void save(struct bootstrap *b)
         log_warn("%s", err.message);
 }
 
+static void introduce(struct bootstrap *b, bool connected)
+{
+    if (!connected)
+        b->introduced = 0;
+    if (!connected || b->introduced == INTRODUCTIONS)
+        return;
+    if (b->introduced > 0 && b->introduce_us > clock_mono_us())
+        return;
+    runner_introduce(b->runner);
+    if (++b->introduced < INTRODUCTIONS)
+        b->introduce_us = after_ms(jittered(introduce_after_ms[b->introduced]));
+}
+
 static void look(struct bootstrap *b)
 {
     struct runner_status status;
@@ -308,6 +331,7 @@ static void look(struct bootstrap *b)
     take_resolutions(b);
     contact_missing(b, status.good_nodes < PEER_FLOOR);
     tell(b, status.good_nodes);
+    introduce(b, status.good_nodes > 0);
 
     pthread_mutex_lock(&b->lock);
     b->good = status.good_nodes;

@@ -114,6 +114,28 @@ void replace_fallback_policies()
                              const dht::SockAddr &) { return false; };
 }
 
+/* The socket OpenDHT would have opened itself, and a count of what goes out through it. */
+class counted_socket : public dht::net::UdpSocket
+{
+  public:
+    counted_socket(const dht::SockAddr &bind4, const dht::SockAddr &bind6, opendht_ext_sent_fn s,
+                   void *a)
+        : UdpSocket(bind4, bind6), sent(s), arg(a)
+    {
+    }
+    int sendTo(const dht::SockAddr &to, const uint8_t *data, size_t size, bool replied) override
+    {
+        const int error = UdpSocket::sendTo(to, data, size, replied);
+        if (error == 0 && sent != nullptr)
+            sent(arg, size);
+        return error;
+    }
+
+  private:
+    opendht_ext_sent_fn sent;
+    void *arg;
+};
+
 dht::DhtRunner::Config make_config(const opendht_ext_config &config)
 {
     dht::DhtRunner::Config out;
@@ -275,7 +297,11 @@ bool opendht_ext_run(dht_runner *runner, const struct opendht_ext_config *config
     try {
         dht::DhtRunner &r = *unwrap(runner);
         hurry_when_connecting(r);
-        r.run(make_config(*config), dht::DhtRunner::Context());
+        const dht::DhtRunner::Config c = make_config(*config);
+        dht::DhtRunner::Context context;
+        context.sock =
+            std::make_unique<counted_socket>(c.bind4, c.bind6, config->sent, config->arg);
+        r.run(c, std::move(context));
         register_types(r, *config);
         return true;
     } catch (const std::exception &e) {
@@ -402,6 +428,22 @@ void opendht_ext_hurry(dht_runner *runner)
         unwrap(runner)->connectivityChanged();
     } catch (...) {
         /* The round comes by itself, later. */
+    }
+}
+
+void opendht_ext_introduce(dht_runner *runner)
+{
+    try {
+        dht::InfoHash near = unwrap(runner)->getNodeId();
+        dht::InfoHash random = dht::InfoHash::getRandom();
+        std::copy(random.begin() + OPENDHT_EXT_KEY_BYTES / 2, random.end(),
+                  near.begin() + OPENDHT_EXT_KEY_BYTES / 2);
+        unwrap(runner)->get(
+            near,
+            dht::GetCallback([](const std::vector<std::shared_ptr<dht::Value>> &) { return true; }),
+            dht::DoneCallback());
+    } catch (...) {
+        /* It will become known by and by. */
     }
 }
 

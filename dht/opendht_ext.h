@@ -1,8 +1,8 @@
 /*
  * What OpenDHT's C bindings (2.4.12) lack, as C functions over the same `dht_runner` object: bind
  * addresses, rate limits, value types of our own with store and edit policies, puts with a value
- * id, listening to our types without waiting for a token, node export, storage limit. No C++ type
- * crosses this header and no exception leaves it.
+ * id, listening to our types without waiting for a token, node export, storage limit, a count of
+ * what is sent. No C++ type crosses this header and no exception leaves it.
  *
  * Threads: functions from any thread. Callbacks and policies run on OpenDHT's thread, with
  * OpenDHT's own lock held: they must not call opendht_ext_read_stats(), _known_peers() or
@@ -37,6 +37,9 @@ typedef bool (*opendht_ext_store_fn)(void *arg, const uint8_t key[OPENDHT_EXT_KE
 typedef bool (*opendht_ext_edit_fn)(void *arg, const uint8_t key[OPENDHT_EXT_KEY_BYTES],
                                     uint64_t value_id, const uint8_t *old, size_t old_len,
                                     const uint8_t *data, size_t len);
+/* The system took a datagram of so many bytes (of UDP payload). On OpenDHT's threads, maybe on
+ * several at once. */
+typedef void (*opendht_ext_sent_fn)(void *arg, size_t bytes);
 
 struct opendht_ext_config {
     const struct sockaddr *bind4; /* NULL: no IPv4. Borrowed for the call, as bind6 */
@@ -53,7 +56,8 @@ struct opendht_ext_config {
     const uint32_t *type_lifetime_s; /* OPENDHT_EXT_TYPES of them; borrowed for the call */
     opendht_ext_store_fn store;
     opendht_ext_edit_fn edit;
-    void *arg; /* of both policies; borrowed until the dht_runner is deleted */
+    opendht_ext_sent_fn sent; /* NULL: nobody counts */
+    void *arg;                /* of all three; borrowed until the dht_runner is deleted */
 };
 
 /*
@@ -121,6 +125,13 @@ void opendht_ext_contact(dht_runner *runner, const struct sockaddr *address, soc
 
 /* Brings OpenDHT's next round of maintenance forward, in which it pings peers that contacted us. */
 void opendht_ext_hurry(dht_runner *runner);
+
+/*
+ * Looks something up next to the runner's own id, so that those who will store the same keys learn
+ * of it and it learns of them. Each time at another place: OpenDHT does not ask again what it has
+ * asked about a key minutes ago.
+ */
+void opendht_ext_introduce(dht_runner *runner);
 
 struct opendht_ext_stats {
     unsigned good_nodes, dubious_nodes;

@@ -32,14 +32,14 @@ struct runner {
     dht_runner *dht;
     const struct record_swarm *swarm; /* borrowed */
     uint16_t port;
-    atomic_ullong refused;
-    pthread_mutex_t lock;         /* guards the fields below */
-    pthread_cond_t ended;         /* an operation has ended */
-    struct operation *operations; /* doubly linked, under way */
-    size_t puts;                  /* of these, puts whose `done` has not returned */
-    bool closing;                 /* nothing new is taken */
-    struct runner_listen *idle;   /* see "listens" below */
-    size_t listens;               /* idle and in use */
+    atomic_ullong refused, sent_packets, sent_bytes; /* counters only: relaxed */
+    pthread_mutex_t lock;                            /* guards the fields below */
+    pthread_cond_t ended;                            /* an operation has ended */
+    struct operation *operations;                    /* doubly linked, under way */
+    size_t puts;                /* of these, puts whose `done` has not returned */
+    bool closing;               /* nothing new is taken */
+    struct runner_listen *idle; /* see "listens" below */
+    size_t listens;             /* idle and in use */
 };
 
 /*
@@ -165,7 +165,7 @@ static bool on_store(void *arg, const uint8_t key[OPENDHT_EXT_KEY_BYTES], uint64
     if (data != NULL &&
         record_store_policy(data, len, value_id, key, runner->swarm, clock_wall_ms() / 1000))
         return true;
-    atomic_fetch_add_explicit(&runner->refused, 1, memory_order_relaxed); /* a counter only */
+    atomic_fetch_add_explicit(&runner->refused, 1, memory_order_relaxed);
     return false;
 }
 
@@ -179,6 +179,14 @@ static bool on_edit(void *arg, const uint8_t key[OPENDHT_EXT_KEY_BYTES], uint64_
         return true;
     atomic_fetch_add_explicit(&runner->refused, 1, memory_order_relaxed);
     return false;
+}
+
+static void on_sent(void *arg, size_t bytes)
+{
+    struct runner *runner = arg;
+
+    atomic_fetch_add_explicit(&runner->sent_packets, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&runner->sent_bytes, bytes, memory_order_relaxed);
 }
 
 /*
@@ -226,6 +234,7 @@ static skep_status start(struct runner *runner, const struct runner_config *conf
         .type_lifetime_s = record_type_lifetime_s,
         .store = on_store,
         .edit = on_edit,
+        .sent = on_sent,
         .arg = runner,
     };
 
@@ -507,6 +516,11 @@ void runner_hurry(struct runner *runner)
     opendht_ext_hurry(runner->dht);
 }
 
+void runner_introduce(struct runner *runner)
+{
+    opendht_ext_introduce(runner->dht);
+}
+
 void runner_status(struct runner *runner, struct runner_status *out)
 {
     struct opendht_ext_stats stats;
@@ -523,6 +537,12 @@ void runner_status(struct runner *runner, struct runner_status *out)
     pthread_mutex_lock(&runner->lock);
     out->listens = runner->listens;
     pthread_mutex_unlock(&runner->lock);
+}
+
+void runner_traffic(const struct runner *runner, struct runner_traffic *out)
+{
+    out->packets = atomic_load_explicit(&runner->sent_packets, memory_order_relaxed);
+    out->bytes = atomic_load_explicit(&runner->sent_bytes, memory_order_relaxed);
 }
 
 size_t runner_known_peers(struct runner *runner, struct address *out, size_t cap)

@@ -60,6 +60,10 @@ void runner_contact(struct runner *runner, const struct address *address);
  * them now rather than at the next round of maintenance, 5 to 25 s later. Does not block. */
 void runner_hurry(struct runner *runner);
 
+/* Makes the runner and its neighbours by id known to each other, by a search: they store the same
+ * keys, and who does not know of them puts and looks in wrong places. Does not block. */
+void runner_introduce(struct runner *runner);
+
 struct runner_status {
     unsigned good_nodes, dubious_nodes; /* of the routing tables, both families */
     size_t storage_values, storage_bytes;
@@ -68,6 +72,11 @@ struct runner_status {
 };
 /* May block for a moment behind OpenDHT's own lock. */
 void runner_status(struct runner *runner, struct runner_status *out);
+struct runner_traffic {
+    uint64_t packets, bytes; /* UDP datagrams handed to the system so far, and their payload */
+};
+/* Thread: any, also in callbacks. */
+void runner_traffic(const struct runner *runner, struct runner_traffic *out);
 /* Addresses of the good nodes we know, for saving. Returns how many were written. */
 size_t runner_known_peers(struct runner *runner, struct address *out, size_t cap);
 /* Our address as other peers see it (asked of them); false if none has told yet. Port is the UDP

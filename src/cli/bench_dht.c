@@ -5,6 +5,8 @@
  * key is asked for once, because OpenDHT remembers for minutes whom it asked about a key; keys are
  * used by turns for the lookup and for the baseline. Then a quarter of the peers is killed and the
  * same is measured with keys that were not asked for yet.
+ *
+ * With --num-experts: experts of a grid instead, see bench_batches.h.
  */
 #include <poll.h>
 #include <pthread.h>
@@ -16,6 +18,7 @@
 #include "base/error.h"
 #include "base/thread.h"
 #include "cli/bench.h"
+#include "cli/bench_batches.h"
 #include "cli/bench_network.h"
 #include "cli/bench_stats.h"
 #include "cli/options.h"
@@ -57,6 +60,20 @@ static const struct option_spec specs[] = {
      .max = 20000,
      .default_text = "1000",
      .help = "UIDs of one bulk lookup"},
+    {.name = "num-experts",
+     .kind = OPTION_INT,
+     .min = 0,
+     .max = BENCH_BATCHES_MAX_EXPERTS / 2,
+     .default_text = "0",
+     .help = "if not 0, measures declaring and finding so many experts of a grid instead, "
+             "" BENCH_BATCHES_PATTERN ", by networks of 32, 128, 512 and --num-peers peers; a "
+             "smaller network has its share of them"},
+    {.name = "expert-batch-size",
+     .kind = OPTION_INT,
+     .min = 1,
+     .max = BENCH_BATCHES_MAX_BATCH,
+     .default_text = "64",
+     .help = "experts that one peer declares, or finds, together; one batch at a time"},
     {.name = "json", .kind = OPTION_FLAG, .help = "print JSON for programs"},
 };
 
@@ -64,8 +81,10 @@ static const struct option_table table = {
     .command = "bench dht",
     .summary = "Measures lookups of one UID, uncached, in a network of DHT peers on loopback, "
                "against a bare OpenDHT get to its first value; and again with a quarter of the "
-               "peers killed.",
-    .example = "skep bench dht\nskep bench dht --num-peers 64 --num-lookups 200 --json",
+               "peers killed. With --num-experts, measures what hivemind's DHT benchmark does: "
+               "time a declared and a found expert, packets and bytes, in growing networks.",
+    .example = "skep bench dht\nskep bench dht --num-peers 64 --num-lookups 200 --json\n"
+               "skep bench dht --num-peers 1024 --num-experts 16384 --expert-batch-size 64",
     .specs = specs,
     .count = OPTION_COUNT(specs),
 };
@@ -339,8 +358,15 @@ int bench_dht(int argc, char **argv)
         .runs = (size_t)options_int(&o, "runs"),
         .bulk = (size_t)options_int(&o, "num-bulk"),
     };
-    progress_start(&b.progress, "bench dht", 2 + 2 * b.runs, json, stderr);
-    skep_status rc = measure_all(&b, &err);
+    const struct bench_batches_config grid = {
+        .peers = b.peers,
+        .experts = (size_t)options_int(&o, "num-experts"),
+        .batch_size = (size_t)options_int(&o, "expert-batch-size"),
+    };
+    progress_start(&b.progress, "bench dht",
+                   grid.experts > 0 ? bench_batches_steps(&grid) : 2 + 2 * b.runs, json, stderr);
+    skep_status rc = grid.experts > 0 ? bench_batches_run(&grid, &b.report, &b.progress, &err)
+                                      : measure_all(&b, &err);
     progress_end(&b.progress, NULL);
     swarm_leave(b.swarm, 0);
     bench_network_stop(&b.network);

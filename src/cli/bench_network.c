@@ -1,20 +1,22 @@
 /*
  * Processes full of DHT peers.
  *
- * Over its two pipes a process says a line when its peers have joined (the port of the first) and
- * another when their records are published, and it ends when its input does: also when this program
- * is killed.
+ * Over its two pipes a process says a line when its peers have joined (the port of the first), then
+ * answers each line it reads by one: "publish", "usage", and "<peer> <request>" for one of its
+ * peers. It ends when its input does: also when this program is killed.
  */
 #include "cli/bench_network.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
@@ -26,7 +28,6 @@
 
 enum {
     STEP_TIMEOUT_MS = 120000,
-    LINE_BYTES = 64,
     LIFETIME_S = 3600,
     /* As a node would every period. What is put while the network is a second old lands in part on
      * nodes that are not the closest to its key. */
@@ -145,10 +146,33 @@ static skep_status publish(struct child *c, struct skep_error *err)
     return rc; /* the memory goes with the process */
 }
 
-static void say(int fd, const char *line)
+static uint64_t resident_bytes(void)
 {
-    if (write(fd, line, strlen(line)) < 0)
-        _exit(1);
+    unsigned long size = 0, resident = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+
+    if (f == NULL)
+        return 0;
+    if (fscanf(f, "%lu %lu", &size, &resident) != 2)
+        resident = 0;
+    fclose(f);
+    return (uint64_t)resident * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static void tell_usage(const struct child *c, char reply[static BENCH_LINE_BYTES])
+{
+    struct timespec cpu = {0};
+    uint64_t packets = 0, bytes = 0;
+
+    for (size_t i = 0; i < c->process->peers; i++) {
+        struct runner_traffic traffic;
+        runner_traffic(swarm_runner(c->swarms[i]), &traffic);
+        packets += traffic.packets;
+        bytes += traffic.bytes;
+    }
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu);
+    snprintf(reply, BENCH_LINE_BYTES, "%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64, packets,
+             bytes, (uint64_t)cpu.tv_sec * 1000000000 + (uint64_t)cpu.tv_nsec, resident_bytes());
 }
 
 /* What the network was made for. */
@@ -160,13 +184,53 @@ static skep_status do_work(struct child *c, const struct bench_network_work *wor
     return work->publish(work->arg, c->swarms, c->process->first_peer, c->process->peers, err);
 }
 
+static skep_status serve(struct child *c, const struct bench_network_work *work, const char *line,
+                         char reply[static BENCH_LINE_BYTES], struct skep_error *err)
+{
+    char *request;
+
+    snprintf(reply, BENCH_LINE_BYTES, "ok");
+    if (strcmp(line, "publish") == 0)
+        return do_work(c, work, err);
+    if (strcmp(line, "usage") == 0) {
+        tell_usage(c, reply);
+        return SKEP_OK;
+    }
+    unsigned long peer = strtoul(line, &request, 10);
+    if (*request != ' ' || peer >= c->process->peers || work == NULL || work->serve == NULL)
+        return error_set(err, SKEP_INTERNAL, "asked for \"%s\"", line);
+    return work->serve(c->swarms[peer], request + 1, reply, err);
+}
+
+/* One line; false at the end of the input. */
+static bool hear(int fd, char line[static BENCH_LINE_BYTES])
+{
+    for (size_t len = 0; len + 1 < BENCH_LINE_BYTES; len++) {
+        if (read(fd, line + len, 1) != 1)
+            return false;
+        if (line[len] == '\n') {
+            line[len] = '\0';
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool say(int fd, const char *line)
+{
+    char text[BENCH_LINE_BYTES + 1];
+    int len = snprintf(text, sizeof(text), "%s\n", line);
+
+    return write(fd, text, (size_t)len) == len;
+}
+
 /* Never returns, and frees nothing: the process ends. */
 static void be_child(struct bench_process *process, const struct bench_network *network, int in,
                      int out)
 {
     struct child *c = calloc(1, sizeof(*c));
     struct skep_error err = {0};
-    char line[LINE_BYTES];
+    char line[BENCH_LINE_BYTES], reply[BENCH_LINE_BYTES];
 
     if (c == NULL)
         _exit(1);
@@ -176,32 +240,23 @@ static void be_child(struct bench_process *process, const struct bench_network *
     pthread_mutex_init(&c->lock, NULL);
     cond_init(&c->ended);
     skep_status rc = start_peers(c, &err);
-    if (rc == SKEP_OK) {
-        snprintf(line, sizeof(line), "%u\n", (unsigned)c->port);
-        say(out, line);
-        if (read(in, line, 1) == 1) {
-            rc = do_work(c, network->work, &err);
-            say(out, rc == SKEP_OK ? "ok\n" : "");
-        }
-    }
-    if (rc != SKEP_OK) {
+    snprintf(reply, sizeof(reply), "%u", (unsigned)c->port);
+    while (rc == SKEP_OK && say(out, reply) && hear(in, line))
+        rc = serve(c, network->work, line, reply, &err);
+    if (rc != SKEP_OK)
         log_error("bench network: %s", err.message);
-        _exit(1);
-    }
-    while (read(in, line, 1) > 0)
-        ;
-    _exit(0);
+    _exit(rc != SKEP_OK);
 }
 
 /* ---- this process's side ---- */
 
-static skep_status read_line(struct bench_process *p, char line[static LINE_BYTES],
+static skep_status read_line(struct bench_process *p, char line[static BENCH_LINE_BYTES],
                              struct skep_error *err)
 {
     uint64_t deadline_us = clock_deadline_us(STEP_TIMEOUT_MS);
     size_t len = 0;
 
-    while (len + 1 < LINE_BYTES) {
+    while (len + 1 < BENCH_LINE_BYTES) {
         struct pollfd poller = {.fd = p->from, .events = POLLIN};
         uint64_t left_ms = clock_left_ms(deadline_us);
         if (left_ms == 0)
@@ -220,6 +275,13 @@ static skep_status read_line(struct bench_process *p, char line[static LINE_BYTE
     }
     line[len] = '\0';
     return SKEP_OK;
+}
+
+static skep_status write_line(struct bench_process *p, const char *line, struct skep_error *err)
+{
+    if (p->to >= 0 && say(p->to, line))
+        return SKEP_OK;
+    return error_set(err, SKEP_UNAVAILABLE, "bench network: a process of peers ended");
 }
 
 static void close_pipes(struct bench_process *p)
@@ -265,7 +327,7 @@ static skep_status start_all(struct bench_network *network, size_t processes,
                              struct skep_error *err)
 {
     skep_status rc = SKEP_OK;
-    char line[LINE_BYTES];
+    char line[BENCH_LINE_BYTES];
 
     for (size_t i = 0; i < processes && rc == SKEP_OK; i++) {
         struct bench_process *p = &network->processes[i];
@@ -310,11 +372,10 @@ skep_status bench_network_open(struct bench_network *network, size_t peers, size
 skep_status bench_network_publish(struct bench_network *network, struct skep_error *err)
 {
     skep_status rc = SKEP_OK;
-    char line[LINE_BYTES];
+    char line[BENCH_LINE_BYTES];
 
     for (size_t i = 0; i < network->process_count && rc == SKEP_OK; i++)
-        if (write(network->processes[i].to, "p", 1) != 1)
-            rc = error_set(err, SKEP_UNAVAILABLE, "bench network: a process of peers ended");
+        rc = write_line(&network->processes[i], "publish", err);
     for (size_t i = 0; i < network->process_count && rc == SKEP_OK; i++)
         rc = read_line(&network->processes[i], line, err);
     if (rc != SKEP_OK)
@@ -328,6 +389,45 @@ skep_status bench_network_start(struct bench_network *network, size_t peers, siz
     *network = (struct bench_network){.peers = peers, .keys = keys};
     skep_status rc = open_network(network, processes, err);
     return rc == SKEP_OK ? bench_network_publish(network, err) : rc;
+}
+
+skep_status bench_network_ask(struct bench_network *network, size_t peer, const char *request,
+                              char reply[static BENCH_LINE_BYTES], struct skep_error *err)
+{
+    char line[BENCH_LINE_BYTES];
+    size_t i = 0;
+
+    while (i + 1 < network->process_count && network->processes[i + 1].first_peer <= peer)
+        i++;
+    struct bench_process *p = &network->processes[i];
+    snprintf(line, sizeof(line), "%zu %s", peer - p->first_peer, request);
+    skep_status rc = write_line(p, line, err);
+    return rc == SKEP_OK ? read_line(p, reply, err) : rc;
+}
+
+skep_status bench_network_usage(struct bench_network *network, struct bench_usage *out,
+                                struct skep_error *err)
+{
+    char line[BENCH_LINE_BYTES];
+    skep_status rc = SKEP_OK;
+
+    *out = (struct bench_usage){0};
+    for (size_t i = 0; i < network->process_count && rc == SKEP_OK; i++)
+        rc = write_line(&network->processes[i], "usage", err);
+    for (size_t i = 0; i < network->process_count && rc == SKEP_OK; i++) {
+        struct bench_usage u;
+        rc = read_line(&network->processes[i], line, err);
+        if (rc != SKEP_OK)
+            break;
+        if (sscanf(line, "%" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64, &u.packets, &u.bytes,
+                   &u.cpu_ns, &u.resident_bytes) != 4)
+            return error_set(err, SKEP_INTERNAL, "bench network: usage \"%s\"", line);
+        out->packets += u.packets;
+        out->bytes += u.bytes;
+        out->cpu_ns += u.cpu_ns;
+        out->resident_bytes += u.resident_bytes;
+    }
+    return rc;
 }
 
 size_t bench_network_kill(struct bench_network *network, size_t peers)

@@ -88,4 +88,25 @@ for word in '"ratio"' 'beam search, 27 experts, cold, 4 peers' 'watched' 'forwar
 done
 "$skep" bench moe --num-peers 4 --num-nodes 5 >"$work/out" 2>&1
 [ $? -eq 2 ] && grep -qF '5' "$work/out" || fail "more nodes than peers were not bad usage"
+
+# Experts of a grid in batches, in small: everything is stored and found again, and what it took is
+# told, beside the bare calls.
+"$skep" bench dht --num-peers 10 --num-experts 24 --expert-batch-size 8 --json >"$work/bench" ||
+    fail "bench dht of a grid failed"
+python3 - "$work/bench" <<'PYTHON' || fail "bench dht of a grid: $(cat "$work/bench")"
+import json, sys
+rows = {row["case"]: row for row in json.load(open(sys.argv[1]))}
+def row(text):
+    return next(rows[case] for case in rows if case.startswith("10 peers: " + text))
+for text in ("records stored", "experts found"):
+    assert row(text)["value"] == row(text)["baseline"] == 100, text
+assert row("prefixes found")["value"] == 100
+assert "(of 24)" in row("experts found")["case"]
+for operation in ("declare", "get"):
+    for what in ("mean time", "packets", "bytes", "CPU time"):
+        cost = row(f"{operation} an expert, {what}")
+        assert cost["value"] > 0 and cost["baseline"] > 0, cost
+PYTHON
+"$skep" bench dht --num-experts 24 --expert-batch-size 0 >"$work/out" 2>&1
+[ $? -eq 2 ] && grep -qF -- '--expert-batch-size' "$work/out" || fail "a batch of 0 is not bad usage"
 [ "$failures" -eq 0 ]

@@ -7,6 +7,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -584,6 +585,66 @@ static void a_value_that_is_too_long_fails_at_once(void **state)
     stop(a);
 }
 
+/* A peer that hears everything and says nothing: a plain socket. */
+static int start_mute(struct address *address)
+{
+    struct sockaddr_in sin = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+
+    assert_true(fd >= 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&sin, sizeof(sin)), 0);
+    address->len = sizeof(address->sa);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&address->sa, &address->len), 0);
+    return fd;
+}
+
+static void every_datagram_sent_is_counted(void **state)
+{
+    (void)state;
+    enum { DATAGRAMS = 2 }; /* OpenDHT repeats its greeting after a second */
+    uint64_t deadline = clock_deadline_us(PATIENCE_MS);
+    struct runner_traffic traffic = {0}, heard = {0};
+    struct address address;
+    int mute = start_mute(&address);
+    struct runner *a = start();
+    char buffer[2048];
+
+    runner_traffic(a, &traffic);
+    assert_int_equal(traffic.packets, 0);
+    runner_contact(a, &address);
+    while (heard.packets < DATAGRAMS || heard.packets != traffic.packets) {
+        struct pollfd poller = {.fd = mute, .events = POLLIN};
+        assert_true(clock_left_ms(deadline) > 0);
+        poll(&poller, 1, (int)clock_left_ms(deadline) < 50 ? (int)clock_left_ms(deadline) : 50);
+        for (ssize_t n; (n = recv(mute, buffer, sizeof(buffer), 0)) >= 0; heard.packets++)
+            heard.bytes += (uint64_t)n;
+        runner_traffic(a, &traffic);
+    }
+    assert_int_equal(heard.bytes, traffic.bytes);
+    stop(a);
+    close(mute);
+}
+
+static void introducing_oneself_asks_the_neighbours_every_time(void **state)
+{
+    (void)state;
+    enum { TIMES = 50 }; /* more than a node of two says by itself within the deadline */
+    uint64_t deadline = clock_deadline_us(PATIENCE_MS);
+    struct runner *a = start(), *b = start_joined(a);
+    struct runner_traffic before, now;
+
+    runner_traffic(a, &before);
+    for (int i = 0; i < TIMES; i++)
+        runner_introduce(b);
+    do {
+        assert_true(clock_left_ms(deadline) > 0);
+        poll(NULL, 0, 1);
+        runner_traffic(a, &now);
+    } while (now.packets < before.packets + TIMES);
+    stop(b);
+    stop(a);
+}
+
 static void a_busy_port_is_named(void **state)
 {
     (void)state;
@@ -959,6 +1020,8 @@ int main(void)
         cmocka_unit_test(junk_is_not_stored_and_is_counted),
         cmocka_unit_test(long_prefix_records_travel),
         cmocka_unit_test(a_value_that_is_too_long_fails_at_once),
+        cmocka_unit_test(every_datagram_sent_is_counted),
+        cmocka_unit_test(introducing_oneself_asks_the_neighbours_every_time),
         cmocka_unit_test(a_busy_port_is_named),
         cmocka_unit_test(addresses_of_others_and_the_public_network_are_refused),
         cmocka_unit_test(both_families_and_each_alone_can_be_bound),
