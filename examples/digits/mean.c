@@ -152,6 +152,8 @@ static void mean_report(struct model *model)
 {
     struct mean *m = (struct mean *)model;
 
+    if (interrupted)
+        return; /* asking nodes may take long */
     printf("\n%-12s %-14s %-22s %10s %8s %9s %8s\n", "expert", "node", "endpoint", "parameters",
            "updates", "calls", "failed");
     for (size_t i = 0; i < m->expert_count; i++) {
