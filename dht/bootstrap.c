@@ -43,8 +43,8 @@ enum {
 
 /*
  * Pauses before we look for our neighbours by id: once connected, then again because others join
- * at the same time. OpenDHT itself finds them over minutes only, and until then 3 to 10% of what is
- * put among hundreds of new peers lands where others don't look.
+ * at the same time. OpenDHT itself finds them over minutes only, and until then up to a tenth of
+ * what is put among hundreds of new peers lands where others don't look.
  */
 static const uint32_t introduce_after_ms[INTRODUCTIONS] = {0, 3 * 1000, 27 * 1000};
 
