@@ -317,6 +317,8 @@ skep_status directory_new(const struct directory_config *config, struct director
     skep_status rc = lookup_cache_init(
         &d->cache, config->cache_entries ? config->cache_entries : DEFAULT_CACHE_ENTRIES, err);
     if (rc == SKEP_OK)
+        rc = peer_memory_new(&d->memory, err);
+    if (rc == SKEP_OK)
         rc = inbox_new(&d->inbox, err);
     if (rc == SKEP_OK)
         rc = thread_start(&d->thread, "skep-directory", run, d, err);
@@ -351,6 +353,8 @@ void directory_free(struct directory *d)
         directory_ask_over(d, d->oldest_ask);
     inbox_unref(d->inbox);
     lookup_cache_fini(&d->cache);
+    crowds_fini(&d->crowds);
+    peer_memory_free(d->memory);
     mem_free(d->locals);
     pthread_cond_destroy(&d->no_waiting);
     pthread_mutex_destroy(&d->watch_lock);
@@ -402,9 +406,48 @@ skep_status directory_set_local(struct directory *d, const struct record_expert 
 
 void directory_forget_peer(struct directory *d, const uint8_t peer_id[static PEER_ID_BYTES])
 {
+    const struct placing placing = {d->memory, 0, clock_mono_us()};
+
+    peer_memory_failed(d->memory, peer_id, placing.now_us);
     pthread_mutex_lock(&d->lock);
-    lookup_cache_forget(&d->cache, peer_id);
+    lookup_cache_forget(&d->cache, peer_id, &placing);
     pthread_mutex_unlock(&d->lock);
+}
+
+void directory_peer_answered(struct directory *d, const uint8_t peer_id[static PEER_ID_BYTES])
+{
+    peer_memory_answered(d->memory, peer_id, clock_mono_us());
+}
+
+void directory_keep(struct directory *d, const char *uid, const struct provider *p)
+{
+    struct record record = {
+        .kind = RECORD_EXPERT,
+        .seq = p->seq,
+        .expires_at = p->expires_at,
+        .expert = {.endpoint_count = p->endpoint_count, .features = p->features, .load = p->load},
+    };
+    const struct placing placing = {d->memory, 0, clock_mono_us()};
+    uint8_t key[RECORD_KEY_BYTES];
+
+    directory_peer_answered(d, p->peer_id);
+    if (p->local || p->cls[0] == '\0')
+        return; /* ourselves, or from a prefix record, which says less */
+    memcpy(record.peer_id, p->peer_id, sizeof(record.peer_id));
+    memcpy(record.expert.endpoints, p->endpoints, sizeof(record.expert.endpoints));
+    memcpy(record.expert.cls, p->cls, sizeof(record.expert.cls));
+    memcpy(record.expert.schema_digest, p->schema_digest, sizeof(record.expert.schema_digest));
+    record_key_expert(d->swarm, uid, key);
+    pthread_mutex_lock(&d->lock);
+    struct cache_entry *e = lookup_cache_touch(&d->cache, key);
+    if (e != NULL)
+        provider_set_merge(&e->found, &record, d->wall_ms() / 1000, &placing);
+    pthread_mutex_unlock(&d->lock);
+}
+
+uint64_t directory_peer_place(struct directory *d, const uint8_t peer_id[static PEER_ID_BYTES])
+{
+    return peer_memory_place(d->memory, peer_id, 0, clock_mono_us());
 }
 
 void directory_stats(struct directory *d, struct directory_stats *out)

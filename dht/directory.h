@@ -132,7 +132,20 @@ SKEP_MUST_CHECK skep_status directory_get_wait(struct directory *directory, cons
  * callback comes as always, soon. Does nothing if they have ended. */
 void directory_get_cancel(struct directory *directory, const void *arg);
 
-/* Drops what is cached of one peer (it failed): the next lookup asks anew. */
+/*
+ * How it went with a peer that a lookup named. There is room for DIRECTORY_MAX_PROVIDERS in an
+ * answer, and strangers may sign by the thousand that they serve an expert: see dht/peer_memory.h
+ * for how a caller that tells of its failures and looks up again is given all of them in turn.
+ * A failure also drops what is cached of that peer: the next lookup asks anew.
+ */
+void directory_peer_answered(struct directory *directory,
+                             const uint8_t peer_id[static PEER_ID_BYTES]);
+/* The same of one of a crowd, that was named for a UID: it is kept at hand until its record ends.
+ */
+void directory_keep(struct directory *directory, const char *uid, const struct provider *provider);
+/* The place of a peer as seen now, see peer_memory_place(): the lowest is the one to ask first. */
+uint64_t directory_peer_place(struct directory *directory,
+                              const uint8_t peer_id[static PEER_ID_BYTES]);
 void directory_forget_peer(struct directory *directory,
                            const uint8_t peer_id[static PEER_ID_BYTES]);
 

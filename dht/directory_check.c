@@ -2,10 +2,11 @@
  * Values that arrived for a query: which of them to verify, in which order, and what they tell.
  *
  * Anybody may put anything under a key, and OpenDHT nodes that are not ours store it. A signature
- * costs some 60 us to check, so the cheap questions come first: form, kind, dates, and whether a
- * newer record of that peer is known already. Then peers that were verified before, then by seq,
- * newest first; of a peer whose newest record turns out to be forged, the next is tried. The number
- * of signatures checked for one lookup is bounded.
+ * costs some 60 us to check, so the cheap questions come first: form, kind, dates, whether a newer
+ * record of that peer is known already, and whether there would be room for it. Then peers that
+ * were verified before, then by place (peer_memory.h), for a seq is what its writer says; of a peer
+ * the newest record, and if that turns out to be forged, the next. The number of signatures checked
+ * for one lookup is bounded.
  */
 #include "dht/directory_internal.h"
 
@@ -13,6 +14,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "dht/record_internal.h"
@@ -29,6 +31,7 @@ struct candidate {
     uint64_t seq;
     int64_t expires_at;
     bool known; /* this peer's records were verified before */
+    uint64_t place;
 };
 
 static bool peek(struct candidate *c, const struct inbox_event *event)
@@ -72,6 +75,7 @@ static enum worth worth_of(struct directory *d, struct query *q, const struct in
     if (c->kind != (q->collects ? q->record_kind : RECORD_EXPERT))
         return WORTH_REFUSING;
     c->known = !q->collects && provider_set_seq(&q->found, c->peer_id) != 0;
+    c->place = peer_memory_place(d->memory, c->peer_id, q->lot, clock_mono_us());
     return WORTH_CHECKING;
 }
 
@@ -81,6 +85,8 @@ static int better_first(const void *a, const void *b)
 
     if (x->known != y->known)
         return x->known ? -1 : 1;
+    if (x->place != y->place)
+        return x->place < y->place ? -1 : 1;
     return x->seq > y->seq ? -1 : x->seq < y->seq;
 }
 
@@ -89,6 +95,7 @@ static void merge(struct directory *d, struct query *q, struct record *record, u
                   int64_t now_s)
 {
     bool own = memcmp(record->peer_id, d->identity->peer_id, PEER_ID_BYTES) == 0;
+    const struct placing placing = {d->memory, q->lot, clock_mono_us()};
 
     pthread_mutex_lock(&d->lock);
     if (own)
@@ -99,10 +106,12 @@ static void merge(struct directory *d, struct query *q, struct record *record, u
         if (q->records != NULL)
             collection_put(q->records, record, mark);
     } else if (!q->own && !(own && d->locals_set)) {
-        provider_set_merge(&q->found, record, now_s);
+        if (!provider_set_merge(&q->found, record, now_s, &placing) &&
+            provider_set_seq(&q->found, record->peer_id) == 0 && !record->expert.offline)
+            crowds_add(&d->crowds, q->key, record, now_s, &placing);
         struct cache_entry *e = lookup_cache_touch(&d->cache, q->key);
         if (e != NULL)
-            provider_set_merge(&e->found, record, now_s);
+            provider_set_merge(&e->found, record, now_s, &placing);
     }
     for (struct waiter *w = q->own && own ? q->waiters : NULL; w != NULL; w = w->next)
         if (record->seq > w->request->own_seq)
@@ -174,15 +183,31 @@ static bool was_collected(struct directory *d, struct query *q, const struct can
     return collected;
 }
 
+/* Whether there is room for one that was not heard of yet, in the answer or for the next one. */
+static bool has_place(struct directory *d, struct query *q, const struct candidate *c,
+                      const struct placing *placing)
+{
+    if (provider_set_has_place(&q->found, c->peer_id, placing))
+        return true;
+    pthread_mutex_lock(&d->lock);
+    bool has = !peer_memory_is_failed(c->place) &&
+               crowds_have_place(&d->crowds, q->key, c->peer_id, placing);
+    pthread_mutex_unlock(&d->lock);
+    return has;
+}
+
 static size_t check_all(struct directory *d, struct query *q, struct candidate *list, size_t count,
                         int64_t now_s)
 {
+    const struct placing placing = {d->memory, q->lot, clock_mono_us()};
     size_t refused = 0;
 
     qsort(list, count, sizeof(*list), better_first);
     for (size_t i = 0; i < count; i++) {
         if (!q->own && !q->collects && provider_set_seq(&q->found, list[i].peer_id) >= list[i].seq)
             continue; /* an older statement of a peer that has been heard */
+        if (!q->own && !q->collects && !list[i].known && !has_place(d, q, &list[i], &placing))
+            continue; /* one of a crowd, whose turn has not come */
         if (q->collects && was_collected(d, q, &list[i]))
             continue; /* a replica of one that has been read, or nobody waits any more */
         if (q->verifications >= MAX_VERIFICATIONS || !verify(d, q, &list[i], now_s))

@@ -185,7 +185,7 @@ static void conclude(struct directory *d, const struct asking *a, size_t first, 
         return;
     for (size_t i = 0; i < count; i++)
         lists[i] = answers[i].records;
-    out->view = prefix_view_new(lists, count, d->wall_ms() / 1000, NULL, NULL);
+    out->view = prefix_view_new(lists, count, d->wall_ms() / 1000, NULL, NULL, d->memory);
     if (out->view == NULL) {
         out->status = SKEP_RESOURCE_EXHAUSTED;
         return;

@@ -152,6 +152,21 @@ static const struct local *find_local(const struct directory *d, const char *uid
     return NULL;
 }
 
+/* Those of a crowd that was read just now whose turn has not come yet: as fresh as asking for all
+ * of it again, which would bring the same. */
+static bool answer_from_crowd(struct directory *d, const uint8_t *key, struct lookup_result *result)
+{
+    const struct placing placing = {d->memory, 0, clock_mono_us()};
+
+    const struct cache_entry *e = lookup_cache_find(&d->cache, key);
+    result->provider_count =
+        crowds_list(&d->crowds, key, e != NULL ? &e->found : NULL, d->wall_ms() / 1000, &placing,
+                    result->providers, DIRECTORY_MAX_PROVIDERS);
+    result->status = SKEP_OK;
+    d->stats.get_hits += result->provider_count > 0;
+    return result->provider_count > 0;
+}
+
 /* Answers from what is known here; false if the DHT has to be asked. */
 static bool answer_locally(struct directory *d, const char *uid, const uint8_t *key, unsigned flags,
                            struct lookup_result *result)
@@ -167,6 +182,9 @@ static bool answer_locally(struct directory *d, const char *uid, const uint8_t *
         return true;
     }
     if (!(flags & DIRECTORY_FRESH) && watches_get(d, uid, result))
+        return true;
+    /* Whoever wants all of it anew could not use what was named before. */
+    if (flags & DIRECTORY_ALL && flags & DIRECTORY_FRESH && answer_from_crowd(d, key, result))
         return true;
     struct cache_entry *e = flags & DIRECTORY_FRESH ? NULL : lookup_cache_find(&d->cache, key);
     if (e == NULL)

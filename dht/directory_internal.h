@@ -21,6 +21,7 @@
 #include <pthread.h>
 #include "base/thread.h"
 #include "dht/directory.h"
+#include "dht/crowd.h"
 #include "dht/directory_collect.h"
 #include "dht/inbox.h"
 #include "dht/lookup_cache.h"
@@ -42,6 +43,8 @@ enum {
      * between one round trip and a busy machine, these bound it. */
     GRACE_MIN_US = 20 * 1000,
     GRACE_MAX_US = 250 * 1000,
+    /* And as long as all that has come has failed before, of more than an answer has room for. */
+    CROWD_WAIT_US = 3 * 1000 * 1000,
     /* A lookup that wants all records of a key ends so long after the first one. Whoever is alive
      * has spoken within milliseconds; the margin is for busy machines. */
     SETTLE_US = 250 * 1000,
@@ -123,6 +126,7 @@ struct query {
     struct query *touched; /* next that has candidates */
     bool is_touched;
     unsigned verifications;
+    uint64_t lot; /* the order in which peers not tried yet are heard, another for each query */
     char uid[UID_BYTES]; /* of one that collects: a word for the log */
 };
 
@@ -160,6 +164,7 @@ struct directory {
     uint32_t clock_skew_s;
     int64_t (*wall_ms)(void);
     struct inbox *inbox;
+    struct peer_memory *memory; /* owned; has a lock of its own, a leaf */
     struct thread thread;
 
     pthread_mutex_t worker;    /* held by who works off what arrived */
@@ -170,6 +175,7 @@ struct directory {
     uint64_t due_us;   /* when the timers are to be looked at; CLOCK_NEVER: never */
     uint64_t sleep_us; /* until when the directory's thread sleeps; 0: it does not */
     struct lookup_cache cache;
+    struct crowds crowds;
     struct local *locals; /* sorted by uid */
     size_t local_count;
     bool locals_set;

@@ -128,7 +128,8 @@ bool inbox_on_value(void *arg, uint64_t value_id, const uint8_t *data, size_t le
     if (open && admit(inbox, ask, len)) {
         struct inbox_event *event = mem_calloc(1, sizeof(*event) + len);
         if (event != NULL) {
-            memcpy(event->data, data, len);
+            if (len > 0) /* OpenDHT has no bytes at all for an empty value */
+                memcpy(event->data, data, len);
             event->len = len;
             event->ask = ask;
             atomic_fetch_add(&ask->refs, 1);

@@ -101,11 +101,13 @@ struct cache_entry *lookup_cache_touch(struct lookup_cache *cache,
     return e;
 }
 
-void lookup_cache_forget(struct lookup_cache *cache, const uint8_t peer_id[static PEER_ID_BYTES])
+void lookup_cache_forget(struct lookup_cache *cache, const uint8_t peer_id[static PEER_ID_BYTES],
+                         const struct placing *placing)
 {
     for (struct cache_entry *e = cache->oldest; e != NULL; e = e->newer)
         if (provider_set_seq(&e->found, peer_id) != 0) {
-            provider_set_free(&e->found); /* all of it, so that the next lookup asks anew */
+            /* If nobody is left, the next lookup asks anew. */
+            provider_set_keep_answered(&e->found, placing);
             e->whole = false;
         }
 }

@@ -38,7 +38,8 @@ struct cache_entry *lookup_cache_find(const struct lookup_cache *cache,
 /* The same, made if there is none, and counted as refreshed. NULL if memory is short. */
 struct cache_entry *lookup_cache_touch(struct lookup_cache *cache,
                                        const uint8_t key[static RECORD_KEY_BYTES]);
-/* Empties every entry that has this peer in it. */
-void lookup_cache_forget(struct lookup_cache *cache, const uint8_t peer_id[static PEER_ID_BYTES]);
+/* Empties every entry that has this peer in it, but for peers that have answered, see placing. */
+void lookup_cache_forget(struct lookup_cache *cache, const uint8_t peer_id[static PEER_ID_BYTES],
+                         const struct placing *placing);
 
 #endif

@@ -5,10 +5,12 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/clock.h"
 
 enum {
     /* Members of all coordinates together: a record of 60 KB may list 60,000, and strangers may
-     * write many. Beyond, the oldest records are left out. */
+     * write many. Beyond, the longest records are left out: who lists little is not crowded out by
+     * a few who list everything. */
     MAX_MEMBERS = 1 << 20,
     LIFETIME_PART = 4, /* refreshed when this part of a record's life is left */
 };
@@ -20,6 +22,7 @@ struct source {
     int64_t expires_at;
     uint32_t features;
     uint32_t depth; /* as in the record */
+    uint64_t place; /* peer_memory.h; 0 where no coordinate can be crowded */
     uint8_t endpoint_count;
     uint16_t ports[RECORD_MAX_ENDPOINTS];
     char *hosts; /* owned: endpoint_count texts, each with its NUL */
@@ -68,6 +71,7 @@ struct draft {
     size_t members; /* of those that are taken */
     struct pair {
         int64_t coord;
+        uint64_t place; /* of the source, copied for sorting */
         uint32_t source;
     } * pairs;
 };
@@ -99,6 +103,8 @@ static int by_coord(const void *a, const void *b)
 
     if (x->coord != y->coord)
         return x->coord < y->coord ? -1 : 1;
+    if (x->place != y->place)
+        return x->place < y->place ? -1 : 1;
     return x->source < y->source ? -1 : x->source > y->source;
 }
 
@@ -196,26 +202,59 @@ static void note_times(struct prefix_view *v, const struct record *r)
         v->refresh_at = refresh_at;
 }
 
-/* Sources and (coordinate, source) pairs of what has not ended. */
-static bool take_records(struct prefix_view *v, struct draft *d, int64_t now_s)
+static int shortest_first(const void *a, const void *b)
 {
-    for (size_t i = 0; i < d->count; i++)
-        d->members += d->records[i]->expires_at > now_s ? d->records[i]->prefix.coord_count : 0;
-    size_t room = d->members < MAX_MEMBERS ? d->members : MAX_MEMBERS;
-    v->sources = mem_calloc(d->count + 1, sizeof(*v->sources));
-    d->pairs = mem_calloc(room + 1, sizeof(*d->pairs));
-    if (v->sources == NULL || d->pairs == NULL)
-        return false;
-    d->members = 0;
+    const struct record *x = *(const struct record *const *)a;
+    const struct record *y = *(const struct record *const *)b;
+
+    return x->prefix.coord_count < y->prefix.coord_count
+               ? -1
+               : x->prefix.coord_count > y->prefix.coord_count;
+}
+
+/* Drops what has ended or lists nothing, and what there is no room for; freshest first after. */
+static void select_records(struct draft *d, int64_t now_s)
+{
+    size_t kept = 0;
+
     for (size_t i = 0; i < d->count; i++) {
         const struct record *r = d->records[i];
-        size_t n = r->prefix.coord_count;
-        if (r->expires_at <= now_s || n == 0 || n > room - d->members)
+        if (r->expires_at <= now_s || r->prefix.coord_count == 0)
             continue;
-        if (!pack_source(&v->sources[v->source_count], r))
+        d->records[kept++] = r;
+        d->members += r->prefix.coord_count;
+    }
+    d->count = kept;
+    if (d->members > MAX_MEMBERS) {
+        qsort(d->records, d->count, sizeof(*d->records), shortest_first);
+        while (d->members > MAX_MEMBERS)
+            d->members -= d->records[--d->count]->prefix.coord_count;
+    }
+    if (d->count > 1)
+        qsort(d->records, d->count, sizeof(*d->records), newest_first);
+}
+
+/* Sources and (coordinate, source) pairs of what is left. */
+static bool take_records(struct prefix_view *v, struct draft *d, int64_t now_s,
+                         struct peer_memory *memory)
+{
+    uint64_t now_us = clock_mono_us();
+    size_t n = 0;
+
+    select_records(d, now_s);
+    v->sources = mem_calloc(d->count + 1, sizeof(*v->sources));
+    d->pairs = mem_calloc(d->members + 1, sizeof(*d->pairs));
+    if (v->sources == NULL || d->pairs == NULL)
+        return false;
+    for (size_t i = 0; i < d->count; i++) {
+        const struct record *r = d->records[i];
+        struct source *s = &v->sources[v->source_count];
+        if (!pack_source(s, r))
             return false;
-        for (size_t k = 0; k < n; k++)
-            d->pairs[d->members++] = (struct pair){r->prefix.coords[k], (uint32_t)v->source_count};
+        if (d->count > DIRECTORY_MAX_PROVIDERS)
+            s->place = peer_memory_place(memory, r->peer_id, 0, now_us);
+        for (size_t k = 0; k < r->prefix.coord_count; k++)
+            d->pairs[n++] = (struct pair){r->prefix.coords[k], s->place, (uint32_t)v->source_count};
         v->source_count++;
         note_times(v, r);
     }
@@ -234,6 +273,22 @@ static bool has_member(const struct prefix_view *v, uint32_t first, uint32_t end
     return false;
 }
 
+static int by_number(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+/* Members are chosen by place, and stand freshest first all the same. */
+static void close_coord(struct prefix_view *v, uint32_t n)
+{
+    uint32_t first = v->coord_count > 0 ? v->first[v->coord_count - 1] : 0;
+
+    if (n - first > 1)
+        qsort(&v->members[first], n - first, sizeof(*v->members), by_number);
+}
+
 static bool index_pairs(struct prefix_view *v, struct draft *d)
 {
     uint32_t n = 0;
@@ -248,6 +303,7 @@ static bool index_pairs(struct prefix_view *v, struct draft *d)
     for (size_t i = 0; i < d->members; i++) {
         const struct pair *p = &d->pairs[i];
         if (v->coord_count == 0 || v->coords[v->coord_count - 1] != p->coord) {
+            close_coord(v, n);
             v->first[v->coord_count] = n;
             v->coords[v->coord_count++] = p->coord;
         }
@@ -256,12 +312,14 @@ static bool index_pairs(struct prefix_view *v, struct draft *d)
         if (n - first < DIRECTORY_MAX_PROVIDERS && !has_member(v, first, n, p->source))
             v->members[n++] = p->source;
     }
+    close_coord(v, n);
     v->first[v->coord_count] = n;
     return true;
 }
 
 struct prefix_view *prefix_view_new(struct collection *const *lists, size_t count, int64_t now_s,
-                                    prefix_view_counts_fn counts, void *arg)
+                                    prefix_view_counts_fn counts, void *arg,
+                                    struct peer_memory *memory)
 {
     struct prefix_view *v = mem_calloc(1, sizeof(*v));
     struct draft d = {0};
@@ -272,9 +330,7 @@ struct prefix_view *prefix_view_new(struct collection *const *lists, size_t coun
     atomic_init(&v->refs, 1);
     v->first_end = v->refresh_at = INT64_MAX;
     ok = list_records(&d, lists, count, counts, arg) && note_peers(v, &d);
-    if (ok && d.count > 1)
-        qsort(d.records, d.count, sizeof(*d.records), newest_first);
-    ok = ok && take_records(v, &d, now_s) && index_pairs(v, &d);
+    ok = ok && take_records(v, &d, now_s, memory) && index_pairs(v, &d);
     mem_free(d.pairs);
     mem_free(d.records);
     if (ok)

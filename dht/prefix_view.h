@@ -7,6 +7,7 @@
 
 #include "dht/collection.h"
 #include "dht/directory.h"
+#include "dht/peer_memory.h"
 
 struct prefix_view;
 
@@ -15,11 +16,14 @@ struct prefix_view;
  * parts beyond that are left from earlier and do not count.
  * @param lists  `count` collections of prefix records; borrowed. NULL entries are allowed.
  * @param counts says of each record whether it counts; NULL: all do.
+ * @param memory says who is kept where more than DIRECTORY_MAX_PROVIDERS list a coordinate; NULL:
+ *               any of them.
  * @return one reference; a view without coordinates if nothing is alive. NULL if memory is short.
  */
 typedef bool (*prefix_view_counts_fn)(void *arg, const struct record *record);
 struct prefix_view *prefix_view_new(struct collection *const *lists, size_t count, int64_t now_s,
-                                    prefix_view_counts_fn counts, void *arg);
+                                    prefix_view_counts_fn counts, void *arg,
+                                    struct peer_memory *memory);
 void prefix_view_ref(struct prefix_view *view);
 void prefix_view_unref(struct prefix_view *view); /* NULL is allowed */
 

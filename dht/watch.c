@@ -436,6 +436,7 @@ skep_status watch_new(struct directory *directory, const struct watch_config *co
     w->bell = bell_new();
     skep_status rc = w->bell != NULL ? watch_tree_init(&w->tree, w->prefix, err)
                                      : error_no_memory(err, "watch", sizeof(*w->bell));
+    w->tree.memory = directory->memory;
     if (rc == SKEP_OK)
         rc = thread_start(&w->thread, "skep-watch", run, w, err);
     if (rc != SKEP_OK) {

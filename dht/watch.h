@@ -43,8 +43,6 @@ struct watch_config {
     const char *prefix; /* ends with a dot; copied */
     watch_fn changed;   /* NULL: only the view is wanted */
     void *arg;
-    size_t
-        max_experts; /* 0: the default, 1,048,576; beyond, what is new is left out with a warning */
 };
 
 /* @return SKEP_INVALID_ARGUMENT: not a prefix; SKEP_RESOURCE_EXHAUSTED. */

@@ -314,7 +314,8 @@ static void update_children(struct watch_tree *t, struct branch *b, const struct
 void watch_tree_rebuild(struct watch_tree *t, struct branch *b, uint64_t now_us, int64_t now_s)
 {
     struct prefix_view *old = b->view;
-    struct prefix_view *view = prefix_view_new(b->lists, b->list_count, now_s, counts, b);
+    struct prefix_view *view =
+        prefix_view_new(b->lists, b->list_count, now_s, counts, b, t->memory);
 
     if (view == NULL)
         return; /* memory is short: it stays as it was, and is made again at its next reading */

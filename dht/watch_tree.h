@@ -45,6 +45,7 @@ struct watch_tree {
     size_t unread;                               /* branches without a view */
     bool overflow;                               /* branches were left out */
     struct watch_change *changes, **last_change; /* owned: watch_changes_take() */
+    struct peer_memory *memory;                  /* borrowed; NULL: none, see prefix_view_new() */
 };
 
 /* @param prefix valid. @return SKEP_RESOURCE_EXHAUSTED if memory is short. */

@@ -19,8 +19,13 @@
 #include "base/text.h"
 #include "base/thread.h"
 
-/* How often one call looks its expert up: a node that has moved publishes again within moments. */
-enum { LOOKUP_ROUNDS = 3 };
+enum {
+    /* How often a call looks its expert up in vain: a node that moved publishes again in moments.
+     * Of many who claim to serve it an answer has room for some, and the next one names others
+     * (dht/peer_memory.h): so each that brings somebody new is followed by as many again. */
+    LOOKUP_ROUNDS = 3,
+    LOOKUP_MOST_ROUNDS = 256, /* in all */
+};
 
 struct skep_call {
     atomic_uint refs; /* the user's, and the engine's until the call has ended */
@@ -41,6 +46,7 @@ struct skep_call {
     bool *tried;                     /* owned: one for each candidate */
     size_t current;
     unsigned lookups;
+    unsigned barren; /* the last of them, that brought no new candidate */
     struct skep_error last_error;
 
     pthread_mutex_t lock; /* guards all below */
@@ -134,8 +140,38 @@ static bool add_candidates(struct skep_call *call, const struct provider *items,
         list[call->candidates.count] = items[i];
         tried[call->candidates.count] = false;
         call->candidates.count++;
+        call->barren = 0;
     }
     return true;
+}
+
+static bool may_look_up(const struct skep_call *call)
+{
+    return !call->expert->fixed && call->client->swarm != NULL;
+}
+
+/* More claim to serve it than an answer of the directory has room for. */
+static bool is_crowd(const struct skep_call *call)
+{
+    return call->candidates.count >= DIRECTORY_MAX_PROVIDERS && may_look_up(call);
+}
+
+/* In a crowd, the untried one that is most likely to answer, as far as this client remembers. */
+static bool pick_from_crowd(struct skep_call *call)
+{
+    struct directory *directory = swarm_directory(call->client->swarm);
+    uint64_t lowest = UINT64_MAX;
+
+    for (size_t i = 0; i < call->candidates.count; i++) {
+        if (call->tried[i])
+            continue;
+        uint64_t place = directory_peer_place(directory, call->candidates.items[i].peer_id);
+        if (place > lowest)
+            continue;
+        lowest = place;
+        call->current = i;
+    }
+    return lowest != UINT64_MAX;
 }
 
 /* The first untried candidate that has not failed lately; else the first untried one. */
@@ -143,6 +179,9 @@ static bool pick(struct skep_call *call)
 {
     uint64_t now = clock_mono_us();
     bool found = false;
+
+    if (is_crowd(call))
+        return pick_from_crowd(call);
 
     pthread_mutex_lock(&call->client->lock);
     for (size_t i = 0; i < call->candidates.count; i++) {
@@ -162,7 +201,8 @@ static bool pick(struct skep_call *call)
 
 static void note_peer(struct skep_call *call, bool failed)
 {
-    const uint8_t *peer_id = call->candidates.items[call->current].peer_id;
+    const struct provider *provider = &call->candidates.items[call->current];
+    const uint8_t *peer_id = provider->peer_id;
 
     if (call->expert->any_peer)
         return;
@@ -172,8 +212,14 @@ static void note_peer(struct skep_call *call, bool failed)
     else
         avoid_succeeded(&call->client->avoid, peer_id);
     pthread_mutex_unlock(&call->client->lock);
-    if (failed && call->client->swarm != NULL && !call->expert->fixed)
+    if (!may_look_up(call))
+        return;
+    if (failed)
         directory_forget_peer(swarm_directory(call->client->swarm), peer_id);
+    else if (is_crowd(call))
+        directory_keep(swarm_directory(call->client->swarm), call->expert->uid, provider);
+    else
+        directory_peer_answered(swarm_directory(call->client->swarm), peer_id);
 }
 
 static void lookup_found(void *arg, const struct lookup_result *results, size_t count)
@@ -211,6 +257,7 @@ static void look_up(struct skep_call *call)
     struct skep_error error;
 
     call->lookups++;
+    call->barren++;
     if (directory_get(swarm_directory(call->client->swarm), &uid, 1, flags, call->deadline_us,
                       lookup_found, call, &error) != SKEP_OK)
         finish(call, &error);
@@ -391,7 +438,8 @@ static void next_step(struct skep_call *call)
                 break;
             continue;
         }
-        if (call->lookups < LOOKUP_ROUNDS && !call->expert->fixed && call->client->swarm != NULL) {
+        if (call->barren < LOOKUP_ROUNDS && call->lookups < LOOKUP_MOST_ROUNDS &&
+            may_look_up(call)) {
             look_up(call);
             return;
         }

@@ -38,7 +38,7 @@ static bool merge(struct provider_set *set, uint8_t peer, uint64_t seq, int64_t 
 {
     struct record r = expert(peer, seq, expires_at, offline);
 
-    return provider_set_merge(set, &r, NOW);
+    return provider_set_merge(set, &r, NOW, &(struct placing){NULL, 0, 0});
 }
 
 static void providers_come_back_whole_and_freshest_first(void **state)
@@ -118,11 +118,13 @@ static void a_withdrawal_counts_however_many_there_are(void **state)
     assert_false(merge(&set, 5, 50, 2000, false)); /* replayed */
     assert_int_equal(set.live, DIRECTORY_MAX_PROVIDERS - 1);
     /* The place that became free is taken up by remembering: the set grows no further. */
-    assert_false(merge(&set, 200, 70, 2000, false));
     assert_false(merge(&set, 201, 70, 2000, true));
     assert_int_equal(set.live + set.withdrawn, 2 * DIRECTORY_MAX_PROVIDERS);
-    assert_true(merge(&set, 5, 61, 2000, false));
+    /* But words of having gone keep out nobody who serves: the oldest of them goes. */
+    assert_true(merge(&set, 200, 70, 2000, false));
     assert_int_equal(set.live, DIRECTORY_MAX_PROVIDERS);
+    assert_int_equal(set.withdrawn, DIRECTORY_MAX_PROVIDERS);
+    assert_int_equal(provider_set_seq(&set, peer), 60);
     provider_set_free(&set);
 }
 
@@ -203,7 +205,7 @@ static void forgetting_a_peer_empties_its_entries_only(void **state)
     merge(&lookup_cache_touch(&cache, a)->found, 1, 50, 2000, false);
     merge(&lookup_cache_touch(&cache, a)->found, 2, 50, 2000, false);
     merge(&lookup_cache_touch(&cache, b)->found, 2, 50, 2000, false);
-    lookup_cache_forget(&cache, (const uint8_t[PEER_ID_BYTES]){1});
+    lookup_cache_forget(&cache, (const uint8_t[PEER_ID_BYTES]){1}, &(struct placing){NULL, 0, 0});
     assert_int_equal(lookup_cache_find(&cache, a)->found.live, 0);
     assert_int_equal(lookup_cache_find(&cache, b)->found.live, 1);
     lookup_cache_fini(&cache);
