@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/thread.h"
+#include "dht/met_peers.h"
 #include "dht/peers_file.h"
 #include "dht/resolver.h"
 
@@ -75,6 +76,7 @@ struct bootstrap {
     size_t peer_count;
     struct address *known;
     size_t known_count;
+    struct met_peers met;
     uint64_t started_us, save_us, hurry_us;
     uint64_t introduce_us; /* when next */
     unsigned introduced;   /* times since we were connected */
@@ -108,12 +110,6 @@ static uint16_t port_of(const struct address *a)
 
     endpoint_from_address(&e, (const struct sockaddr *)&a->sa);
     return e.port;
-}
-
-static bool same_address(const struct address *a, const struct address *b)
-{
-    return port_of(a) == port_of(b) &&
-           same_host((const struct sockaddr *)&a->sa, (const struct sockaddr *)&b->sa);
 }
 
 static bool is_own_host(const struct sockaddr *sa)
@@ -229,7 +225,7 @@ static void take_resolutions(struct bootstrap *b)
 static bool is_known(const struct bootstrap *b, const struct address *a)
 {
     for (size_t i = 0; i < b->known_count; i++)
-        if (same_address(&b->known[i], a))
+        if (address_equal(&b->known[i], a))
             return true;
     return false;
 }
@@ -282,6 +278,18 @@ static void contact_missing(struct bootstrap *b, bool lonely)
     }
 }
 
+/* Those that nobody configured. */
+static void contact_met(struct bootstrap *b, bool lonely)
+{
+    struct address due[MET_PEERS_MAX];
+    uint64_t now = clock_mono_us();
+
+    met_peers_look(&b->met, b->known, b->known_count, now);
+    size_t count = met_peers_due(&b->met, lonely, b->minute_ms * UINT64_C(1000), now, due);
+    for (size_t i = 0; i < count; i++)
+        runner_contact(b->runner, &due[i]);
+}
+
 static void tell(struct bootstrap *b, unsigned good)
 {
     if (good > 0 && !b->was_connected)
@@ -330,6 +338,7 @@ static void look(struct bootstrap *b)
     }
     take_resolutions(b);
     contact_missing(b, status.good_nodes < PEER_FLOOR);
+    contact_met(b, status.good_nodes < PEER_FLOOR);
     tell(b, status.good_nodes);
     introduce(b, status.good_nodes > 0);
 

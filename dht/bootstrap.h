@@ -3,6 +3,7 @@
  * those saved at an earlier run, again and again with a growing pause while there are too few
  * peers, and once a minute those that are missing from the routing table, so that two halves of a
  * swarm that were started apart find each other. A tracker among them is asked for peers each time.
+ * Peers met since are looked for too when they fall silent (met_peers.h).
  */
 #ifndef SKEP_DHT_BOOTSTRAP_H
 #define SKEP_DHT_BOOTSTRAP_H

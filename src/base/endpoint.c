@@ -315,6 +315,21 @@ bool endpoint_to_address(const struct endpoint *e, struct address *out)
     return found;
 }
 
+bool address_equal(const struct address *a, const struct address *b)
+{
+    const struct sockaddr_in *a4 = (const struct sockaddr_in *)&a->sa;
+    const struct sockaddr_in *b4 = (const struct sockaddr_in *)&b->sa;
+    const struct sockaddr_in6 *a6 = (const struct sockaddr_in6 *)&a->sa;
+    const struct sockaddr_in6 *b6 = (const struct sockaddr_in6 *)&b->sa;
+
+    if (a->sa.ss_family != b->sa.ss_family)
+        return false;
+    if (a->sa.ss_family == AF_INET)
+        return a4->sin_port == b4->sin_port && a4->sin_addr.s_addr == b4->sin_addr.s_addr;
+    return a->sa.ss_family == AF_INET6 && a6->sin6_port == b6->sin6_port &&
+           memcmp(&a6->sin6_addr, &b6->sin6_addr, sizeof(a6->sin6_addr)) == 0;
+}
+
 void address_set_port(struct address *address, uint16_t port)
 {
     if (address->sa.ss_family == AF_INET6)

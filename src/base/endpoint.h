@@ -56,6 +56,7 @@ SKEP_MUST_CHECK skep_status endpoint_resolve(const struct endpoint *e, struct ad
                                              size_t cap, size_t *count, struct skep_error *err);
 /* The same without DNS: false if the host is a name. */
 bool endpoint_to_address(const struct endpoint *e, struct address *out);
+bool address_equal(const struct address *a, const struct address *b); /* host and port */
 void address_set_port(struct address *address, uint16_t port); /* of an IPv4 or IPv6 address */
 void endpoint_from_address(struct endpoint *out, const struct sockaddr *sa);
 

@@ -1,1 +1,2 @@
 skep_unit_test(test_runner MODULES dht TIMEOUT 180)
+skep_unit_test(test_met_peers MODULES dht)
