@@ -12,8 +12,12 @@
 
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/log.h"
 
-enum { MAX_ATTEMPTS = 2 };
+enum {
+    MAX_ATTEMPTS = 2,
+    FULL_LOG_MS = 60 * 1000,
+};
 
 static struct query **table_slot(struct directory *d, const uint8_t *key)
 {
@@ -244,6 +248,7 @@ static void ask_dht(struct directory *d, struct query *q, uint64_t now_us)
         return;
     }
     leave_fifo(d, q);
+    ask->takes_long = q->own || (q->collects && q->record_kind == RECORD_PREFIX);
     q->state = QUERY_ASKED;
     q->ask = ask;
     q->asks++;
@@ -267,10 +272,24 @@ void queries_start(struct directory *d, uint64_t now_us)
     }
 }
 
+/* A key that holds more than is read of it: whose records are left out cannot be told. */
+static void log_full(const struct query *q)
+{
+    static struct log_gate gate;
+    unsigned long suppressed;
+
+    if (log_gate_open(&gate, FULL_LOG_MS, &suppressed))
+        log_warn("directory: %s: more is stored under this key than the %d values, or %d MiB, that "
+                 "are read of it: the rest is left out",
+                 q->own ? "own records" : q->uid, INBOX_MAX_ASK_VALUES, INBOX_MAX_ASK_BYTES >> 20);
+}
+
 void query_done(struct directory *d, struct ask *ask, bool ok)
 {
     struct query *q = ask->owner;
 
+    if (atomic_load(&ask->full))
+        log_full(q);
     q->asks--;
     if (q->ask == ask) {
         q->ask = NULL;

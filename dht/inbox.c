@@ -107,13 +107,20 @@ static void wake(struct inbox *inbox)
 /* Counts a value against the limits; with the lock held. */
 static bool admit(struct inbox *inbox, struct ask *ask, size_t len)
 {
-    if (len > RECORD_MAX_BYTES || ask->values >= INBOX_MAX_ASK_VALUES ||
-        ask->bytes + len > INBOX_MAX_ASK_BYTES || inbox->bytes + len > INBOX_MAX_BYTES) {
+    bool is_long = len > RECORD_MAX_BYTES;
+    size_t *bytes = is_long ? &ask->long_bytes : &ask->bytes;
+    size_t limit = is_long ? INBOX_MAX_ASK_LONG_BYTES : INBOX_MAX_ASK_BYTES;
+    bool is_possible = len <= (ask->takes_long ? RECORD_MAX_PREFIX_BYTES : RECORD_MAX_BYTES);
+
+    if (!is_possible || ask->values >= INBOX_MAX_ASK_VALUES || *bytes + len > limit ||
+        inbox->bytes + len > INBOX_MAX_BYTES) {
         inbox->dropped++;
+        if (is_possible)
+            atomic_store(&ask->full, true);
         return false;
     }
     ask->values++;
-    ask->bytes += len;
+    *bytes += len;
     return true;
 }
 

@@ -19,9 +19,10 @@
 #include "dht/record.h"
 
 enum {
-    INBOX_MAX_BYTES = 16 << 20,    /* queued values of all gets together */
+    INBOX_MAX_BYTES = 32 << 20,    /* queued values of all gets together */
     INBOX_MAX_ASK_VALUES = 2048,   /* values taken from one get, over its whole life */
-    INBOX_MAX_ASK_BYTES = 2 << 20, /* the same, in bytes */
+    INBOX_MAX_ASK_BYTES = 2 << 20, /* the same, in bytes, of values of up to RECORD_MAX_BYTES */
+    INBOX_MAX_ASK_LONG_BYTES = 8 << 20, /* and of longer ones, which cannot crowd out the others */
 };
 
 struct ask;
@@ -58,8 +59,10 @@ struct inbox {
 struct ask {
     struct inbox *inbox; /* shared */
     atomic_uint refs;
-    size_t values, bytes;           /* taken so far; guarded by the inbox's lock */
-    struct inbox_event *done_event; /* made beforehand, so that "done" is never lost */
+    size_t values, bytes, long_bytes; /* taken so far; guarded by the inbox's lock */
+    bool takes_long;                  /* prefix records are wanted. Set before OpenDHT has it */
+    atomic_bool full;                 /* something was left out */
+    struct inbox_event *done_event;   /* made beforehand, so that "done" is never lost */
     /* The rest belongs to the directory, under its lock; OpenDHT's thread never looks. */
     void *owner; /* the query or batch that waits for it; NULL: nobody any more */
     size_t index;

@@ -12,6 +12,7 @@
 #include "dht_rogue.h"
 #include "base/tensor.h"
 #include "dht/directory_collect.h"
+#include "dht/inbox.h"
 #include "dht/prefix_view.h"
 
 enum {
@@ -154,6 +155,47 @@ static void the_genuine_provider_is_found_among_a_thousand_who_sign(void **state
     }
     rogue_stop(&rogue);
     net_stop_many(nodes, 3);
+}
+
+/* ---- a key that is full (B21) */
+
+static atomic_uint full_lines;
+
+static void on_line(enum skep_log_level level, const char *line, void *arg)
+{
+    (void)level;
+    (void)arg;
+    if (strstr(line, "ffn.9") != NULL && strstr(line, "more is stored under this key") != NULL)
+        atomic_fetch_add(&full_lines, 1);
+}
+
+static void a_key_that_holds_more_than_is_read_is_told(void **state)
+{
+    (void)state;
+    enum { VALUES = INBOX_MAX_ASK_VALUES + 500 };
+    struct net_node nodes[2];
+    struct rogue rogue;
+    struct net_event event;
+    uint8_t key[RECORD_KEY_BYTES], junk[16];
+
+    net_start_many(nodes, 2);
+    rogue_start(&rogue, &nodes[0]);
+    net_event_init(&event);
+    record_key_expert(swarm_record(nodes[0].swarm), "ffn.9", key);
+    for (unsigned i = 0; i < VALUES; i++) {
+        randombytes_buf(junk, sizeof(junk));
+        rogue_put(&rogue, key, i + 1, junk, sizeof(junk), &event);
+    }
+    assert_true(net_event_wait(&event, VALUES));
+    skep_log_set(SKEP_LOG_WARNING, on_line, NULL);
+    const uint64_t deadline = net_deadline();
+    while (atomic_load(&full_lines) == 0 && clock_mono_us() < deadline)
+        assert_int_not_equal(net_get_status(&nodes[1], "ffn.9", DIRECTORY_FRESH), SKEP_OK);
+    skep_log_set(SKEP_LOG_ERROR, NULL, NULL);
+    assert_true(atomic_load(&full_lines) > 0);
+    rogue_stop(&rogue);
+    net_event_fini(&event);
+    net_stop_many(nodes, 2);
 }
 
 /* ---- who is remembered, and who is listed under a prefix: no network */
@@ -375,6 +417,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_genuine_provider_is_found_among_a_thousand_who_sign),
+        cmocka_unit_test(a_key_that_holds_more_than_is_read_is_told),
         cmocka_unit_test(failures_and_answers_are_remembered_and_bounded),
         cmocka_unit_test(everyone_under_a_prefix_is_listed_in_turn),
         cmocka_unit_test(who_lists_everything_crowds_nobody_out),

@@ -406,6 +406,41 @@ static size_t count_entries(const char *path)
     return n;
 }
 
+/* B44: a key file that was copied to another host. No lock can tell that; the DHT does. */
+static void two_nodes_of_one_identity_notice(void **state)
+{
+    (void)state;
+    struct identity identity;
+    struct net_node bystander, copies[2];
+    struct handler *handlers[2];
+    const struct net_options options = {.identity = &identity, .identity_is_ours = true};
+    struct handler_config config = {
+        .update_period_s = 1,
+        .endpoint_count = 1,
+        .endpoints = {{.host = "127.0.0.1", .port = 7001}},
+    };
+    const struct handler_expert expert = {.uid = "ffn.0.0", .cls = "nop"};
+
+    assert_int_equal(identity_generate(&identity, NULL), SKEP_OK);
+    watch("under our own identity", "copy of the key file");
+    skep_log_set(SKEP_LOG_WARNING, on_line, NULL);
+    net_start(&bystander, 0);
+    const uint16_t port = net_port(&bystander);
+    for (size_t i = 0; i < 2; i++) {
+        net_start_with(&copies[i], &port, 1, &options);
+        assert_true(swarm_wait_joined(copies[i].swarm, net_deadline()));
+        config.swarm = copies[i].swarm;
+        assert_int_equal(handler_new(&config, &expert, 1, &handlers[i], NULL), SKEP_OK);
+    }
+    assert_true(NET_UNTIL(lines_seen() > 0));
+    for (size_t i = 0; i < 2; i++) {
+        handler_free(handlers[i], clock_deadline_us(2000));
+        net_stop(&copies[i]);
+    }
+    net_stop(&bystander);
+    skep_log_set(SKEP_LOG_ERROR, NULL, NULL);
+}
+
 static void forty_starts_and_stops_leave_no_thread_or_descriptor(void **state)
 {
     (void)state;
@@ -475,6 +510,7 @@ int main(void)
         cmocka_unit_test(a_node_that_leaves_alone_keeps_its_saved_peers),
         cmocka_unit_test(a_name_that_does_not_resolve_is_told_and_keeps_nobody),
         cmocka_unit_test(a_peer_that_does_not_answer_is_told_once),
+        cmocka_unit_test(two_nodes_of_one_identity_notice),
         cmocka_unit_test(forty_starts_and_stops_leave_no_thread_or_descriptor),
         cmocka_unit_test(joining_survives_any_failed_allocation),
     };

@@ -374,6 +374,8 @@ static void lookups_under_a_watch_touch_no_network(void **state)
     assert_true(NET_UNTIL(experts_of(w) == 4));
 
     struct lookup_result *r = mem_calloc(4, sizeof(*r));
+    unsigned tries = 0;
+again: /* the watch itself may read meanwhile, now and then */
     directory_stats(net_directory(&nodes[0]), &before);
     assert_int_equal(
         directory_get_wait(net_directory(&nodes[0]), uids, 4, 0, net_deadline(), r, NULL), SKEP_OK);
@@ -383,7 +385,6 @@ static void lookups_under_a_watch_touch_no_network(void **state)
     assert_int_equal(r[1].status, SKEP_OK);
     assert_int_equal(r[2].status, SKEP_NOT_FOUND);
     assert_int_equal(r[3].status, SKEP_NOT_FOUND);
-    mem_free(r);
     assert_int_equal(directory_successors(net_directory(&nodes[0]), prefixes, 3, 0, net_deadline(),
                                           answers, NULL),
                      SKEP_OK);
@@ -408,7 +409,10 @@ static void lookups_under_a_watch_touch_no_network(void **state)
     assert_string_equal(found.experts[found.hits[0].expert].uid, "ffn.1.0");
     beam_result_free(&found);
     directory_stats(net_directory(&nodes[0]), &after);
+    if (after.gets != before.gets && ++tries < 10)
+        goto again;
     assert_true(after.gets == before.gets);
+    mem_free(r);
 
     struct listing listing = {0};
     watch_each(w, on_each, &listing);
@@ -447,6 +451,79 @@ static void a_dead_nodes_experts_go_when_their_records_end(void **state)
     assert_true(UNTIL(experts_of(w) == 0, 2000 * RECORD_MIN_LIFETIME_S));
     assert_true(clock_wall_ms() / 1000 >= record.expires_at);
     assert_true(NET_UNTIL(count_of(&told.gone) == 1));
+    watch_free(w);
+    net_stop_many(nodes, 2);
+}
+
+/* B41: a node may list as much as a record holds, and twice that in two parts. */
+static void long_lists_are_read_whole(void **state)
+{
+    (void)state;
+    enum { PARTS = 2, COORDS = 19000 };
+    struct net_node nodes[3];
+    int64_t *coords = mem_calloc(PARTS * COORDS, sizeof(*coords));
+    struct record records[PARTS];
+    struct declaration declarations[PARTS] = {0};
+
+    assert_non_null(coords);
+    for (size_t i = 0; i < (size_t)PARTS * COORDS; i++)
+        coords[i] = (int64_t)i * 1000; /* three bytes each */
+    net_start_many(nodes, 3);
+    for (unsigned i = 0; i < PARTS; i++) {
+        records[i] = (struct record){
+            .kind = RECORD_PREFIX,
+            .expires_at = directory_now_ms(net_directory(&nodes[2])) / 1000 + 60,
+            .prefix = {.prefix = "ffn.7.",
+                       .endpoint_count = 1,
+                       .endpoints = {{.host = "127.0.0.1", .port = 7001}},
+                       .depth = 1,
+                       .part = i,
+                       .parts = PARTS,
+                       .coord_count = COORDS,
+                       .coords = coords + (size_t)i * COORDS},
+        };
+        declarations[i].record = &records[i];
+        record_key_prefix(swarm_record(nodes[2].swarm), "ffn.7.", nodes[2].identity.peer_id,
+                          declarations[i].key);
+    }
+    net_declare(&nodes[2], declarations, PARTS);
+    assert_int_equal(declarations[0].outcome, SKEP_OK);
+    assert_int_equal(declarations[1].outcome, SKEP_OK);
+    struct watch *w = start_watch(&nodes[0], "ffn.7.");
+    assert_true(NET_UNTIL(experts_of(w) == (size_t)PARTS * COORDS));
+    const char *uid = "ffn.7.37999000";
+    struct lookup_result *r = mem_calloc(1, sizeof(*r));
+    assert_int_equal(
+        directory_get_wait(net_directory(&nodes[0]), &uid, 1, 0, net_deadline(), r, NULL), SKEP_OK);
+    assert_int_equal(r->status, SKEP_OK);
+    mem_free(r);
+    watch_free(w);
+    net_stop_many(nodes, 3);
+    mem_free(coords);
+}
+
+/* B31: a thousand listens pin OpenDHT's thread. Publishers need none, a watch of a name 16. */
+static void nobody_listens_for_an_expert(void **state)
+{
+    (void)state;
+    struct net_node nodes[2];
+    struct runner_status status;
+    const char *uids[64];
+    char texts[64][16];
+
+    for (size_t i = 0; i < 64; i++) {
+        snprintf(texts[i], sizeof(texts[i]), "ffn.%zu.%zu", i / 8, i % 8);
+        uids[i] = texts[i];
+    }
+    net_start_many(nodes, 2);
+    struct handler *h = publish(&nodes[1], uids, 64, 7001);
+    struct watch *w = start_watch(&nodes[0], "ffn.");
+    assert_true(NET_UNTIL(experts_of(w) == 64));
+    runner_status(swarm_runner(nodes[1].swarm), &status);
+    assert_int_equal(status.listens, 0);
+    runner_status(swarm_runner(nodes[0].swarm), &status);
+    assert_int_equal(status.listens, RECORD_SHARDS);
+    handler_free(h, clock_deadline_us(2000));
     watch_free(w);
     net_stop_many(nodes, 2);
 }
@@ -590,6 +667,8 @@ int main(void)
         cmocka_unit_test(nodes_come_change_and_leave_while_watched),
         cmocka_unit_test(lookups_under_a_watch_touch_no_network),
         cmocka_unit_test(a_dead_nodes_experts_go_when_their_records_end),
+        cmocka_unit_test(long_lists_are_read_whole),
+        cmocka_unit_test(nobody_listens_for_an_expert),
         cmocka_unit_test(a_watch_survives_the_loss_of_its_peers),
         cmocka_unit_test(what_strangers_put_there_is_not_believed),
         cmocka_unit_test(a_deeper_prefix_can_be_watched_alone),
