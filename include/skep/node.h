@@ -36,6 +36,7 @@
 #include <stdint.h>
 #include <skep/expert.h>
 #include <skep/status.h>
+#include <skep/tracker.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -101,20 +102,22 @@ struct skep_node_options {
 
     /** Every node runs a tracker for TVM peers (docs/tracker.md) beside the rest. */
     bool no_tracker;
-    /** Its `host:port`; `*` as port: the first free one of 9190 to 9198. If given, a port that
-     * cannot be had makes the start fail. NULL (default): "127.0.0.1:*", and if no port is free a
-     * warning. The port is neither encrypted nor authenticated. */
+    /** Its `host:port`; `*` as port: the first free one of 9190 to 9198 or, if there is none, any
+     * other. If given, an address or port that cannot be had makes the start fail. NULL (default):
+     * "127.0.0.1:*", and if that cannot be had a warning. The port is neither encrypted nor
+     * authenticated. */
     const char *tracker_listen;
-    uint32_t tracker_port_end;        /**< ports below it are tried, from that of tracker_listen
-                                           on. 0 (default): only that one. */
-    bool tracker_any_port;            /**< with `*`: whatever port is free. */
-    bool tracker_silent;              /**< warnings and errors only. */
-    bool tracker_reuse_addr;          /**< as skep_tracker_options. Default true. */
-    uint32_t tracker_timeout_ms;      /**< the same. Default 10000. */
-    unsigned tracker_max_connections; /**< the same. Default 65536. */
-    const char *tracker_stop_key;     /**< the same. */
-    bool stop_with_tracker;           /**< a STOP message to the tracker stops the node too. */
-    bool no_federation;               /**< ask no other tracker, and serve none. */
+    uint32_t tracker_port_end;          /**< ports below it are tried, from that of tracker_listen
+                                             on. 0 (default): only that one. */
+    bool tracker_any_port;              /**< with `*`: whatever port is free. */
+    bool tracker_silent;                /**< warnings and errors only. */
+    uint32_t tracker_report_interval_s; /**< as skep_tracker_options. Default 60. */
+    bool tracker_reuse_addr;            /**< as skep_tracker_options. Default true. */
+    uint32_t tracker_timeout_ms;        /**< the same. Default 10000. */
+    unsigned tracker_max_connections;   /**< the same. Default 65536. */
+    const char *tracker_stop_key;       /**< the same. */
+    bool stop_with_tracker;             /**< a STOP message to the tracker stops the node too. */
+    bool no_federation;                 /**< ask no other tracker, and serve none. */
 
     /** `host:port` of a tracker to register with; NULL (default): the node's own. */
     const char *tracker;
@@ -319,6 +322,7 @@ struct skep_node_stats {
     uint64_t skipped_steps; /**< over all experts */
     uint64_t connections_open, connections_accepted, connections_refused;
     uint64_t handshakes_failed, protocol_errors;
+    uint64_t handshakes_evicted;   /**< of those failed: closed to make room for others */
     uint64_t calls, calls_refused; /**< refused by this node before any work */
     uint64_t bytes_in, bytes_out;
     uint64_t repeats_answered; /**< backward calls answered from memory instead of a second step */
@@ -336,7 +340,12 @@ struct skep_node_stats {
     uint64_t tracker_protocol_errors, tracker_timeouts, tracker_messages;
     uint64_t tracker_keys, tracker_free, tracker_pending;             /**< now */
     uint64_t tracker_puts, tracker_requests, tracker_requests_served; /**< from here or elsewhere */
-    uint64_t tracker_requests_federated; /**< of these: with a resource of another tracker */
+    uint64_t tracker_requests_federated;   /**< of these: with a resource of another tracker */
+    uint64_t tracker_servers;              /**< connections of servers, now */
+    uint64_t tracker_requests_withdrawn;   /**< whose client left while it waited */
+    uint64_t tracker_requests_undelivered; /**< as skep_tracker_stats */
+    uint64_t tracker_wait_us_sum, tracker_wait_us_max; /**< of requests that were answered */
+    uint64_t tracker_waits[SKEP_TRACKER_WAIT_BUCKETS]; /**< the same, counted by how long */
     uint64_t tracker_records_published, tracker_records_failed;
     uint64_t registrations;          /**< times that a tracker has taken this node in */
     bool is_registered;              /**< with a tracker, now */
@@ -350,6 +359,11 @@ struct skep_node_stats {
 
 /** Counters since start; all 0 before. */
 SKEP_API void skep_node_stats(struct skep_node *node, struct skep_node_stats *out);
+/** Walks over the keys of the node's tracker, as skep_tracker_each_key(); over none if it runs no
+ * tracker, or has stopped. */
+SKEP_API SKEP_MUST_CHECK skep_status skep_node_tracker_each_key(struct skep_node *node,
+                                                                skep_tracker_key_fn fn, void *arg,
+                                                                struct skep_error *err);
 /** False (and *out zeroed) if there is no such index. */
 SKEP_API bool skep_node_expert_stats(struct skep_node *node, size_t index,
                                      struct skep_expert_stats *out);

@@ -42,10 +42,12 @@ struct skep_tracker;
 struct skep_tracker_options {
     size_t size; /**< sizeof of this struct, set by _init: for later versions. */
 
-    const char *host;    /**< name or address, IPv6 without brackets. Default "0.0.0.0". */
-    uint16_t port;       /**< first port tried; 0: any that is free. Default 9190. */
-    uint32_t port_end;   /**< ports below this one are tried, at most 65536. Default 9199. */
-    bool silent;         /**< log warnings and errors only. Default false. */
+    const char *host;           /**< name or address, IPv6 without brackets. Default "0.0.0.0". */
+    uint16_t port;              /**< first port tried; 0: any that is free. Default 9190. */
+    uint32_t port_end;          /**< ports below this one are tried, at most 65536. Default 9199. */
+    bool silent;                /**< log warnings and errors only. Default false. */
+    uint32_t report_interval_s; /**< log a line of what went on this often, unless silent or
+                                     nobody is there; 0: never. Default 60. */
     bool reuse_addr;     /**< take a port although connections of an earlier process linger on it.
                               Default true. */
     uint32_t timeout_ms; /**< for the rest of a message that has begun, and for answers that nobody
@@ -98,6 +100,8 @@ struct skep_tracker_stats {
     uint64_t servers;         /**< connections that registered as servers */
     uint64_t keys, resources_free, requests_pending;
     uint64_t puts, requests, requests_served, requests_withdrawn;
+    uint64_t requests_undelivered;     /**< of those served: the client was lost before it had the
+                                            answer, and the resource is free again */
     uint64_t wait_us_sum, wait_us_max; /**< of requests that were answered */
     uint64_t waits[SKEP_TRACKER_WAIT_BUCKETS];
     uint64_t bytes_in, bytes_out;

@@ -15,6 +15,7 @@
 #include "cli/output.h"
 #include "cli/signals.h"
 #include "cli/swarm_options.h"
+#include "cli/tracker_json.h"
 #include "dht/uid.h"
 
 enum {
@@ -276,8 +277,8 @@ static const struct option_spec specs[] = {
      .any_port = true,
      .help =
          "TCP endpoint of this node's own tracker for TVM peers, which is neither encrypted nor "
-         "authenticated; * as port picks the first free one of 9190 to 9198. Without it on "
-         "loopback, if such a port is free"},
+         "authenticated; * as port picks the first free one of 9190 to 9198 or, if all are taken, "
+         "another. Without it on loopback, with such a port"},
     {.name = "no-tracker", .kind = OPTION_FLAG, .help = "run no tracker beside the node"},
     {.name = "no-federation",
      .kind = OPTION_FLAG,
@@ -540,16 +541,12 @@ static json_t *json_pool(const struct skep_pool_stats *p)
                      (json_int_t)p->wait_us, "queued_tasks", (json_int_t)p->queued_tasks);
 }
 
-static json_t *json_tracker(const struct skep_node_stats *s)
+static json_t *json_tracker(struct skep_node *node, const struct skep_node_stats *s)
 {
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "connections",
-                     (json_int_t)s->tracker_connections, "messages",
-                     (json_int_t)s->tracker_messages, "keys", (json_int_t)s->tracker_keys, "free",
-                     (json_int_t)s->tracker_free, "pending", (json_int_t)s->tracker_pending, "puts",
-                     (json_int_t)s->tracker_puts, "requests", (json_int_t)s->tracker_requests,
-                     "requests_served", (json_int_t)s->tracker_requests_served,
-                     "requests_federated", (json_int_t)s->tracker_requests_federated,
-                     "records_failed", (json_int_t)s->tracker_records_failed);
+    json_t *tracker = json_node_tracker_stats(s);
+
+    json_object_set_new(tracker, "by_key", json_node_tracker_keys(node));
+    return tracker;
 }
 
 static json_t *json_leases(const struct skep_node_stats *s)
@@ -566,21 +563,23 @@ static void print_stats(struct skep_node *node, const char *event)
     skep_node_stats(node, &s);
     json_print_event(json_pack(
         "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
-        "s:I, s:s, "
+        "s:I, s:I, s:I, s:s, "
         "s:o, "
         "s:o, s:o, s:o}",
         "event", event, "uptime_ms", (json_int_t)s.uptime_ms, "connections",
-        (json_int_t)s.connections_open, "calls", (json_int_t)s.calls, "calls_refused",
-        (json_int_t)s.calls_refused, "inline_batches", (json_int_t)s.inline_batches, "stalls",
-        (json_int_t)s.stalls, "anomalies", (json_int_t)s.anomalies, "skipped_steps",
-        (json_int_t)s.skipped_steps, "bytes_in", (json_int_t)s.bytes_in, "bytes_out",
-        (json_int_t)s.bytes_out, "not_compressed", (json_int_t)s.not_compressed, "dht_peers",
-        (json_int_t)s.dht_peers, "publish_rounds", (json_int_t)s.publish_rounds,
-        "publish_rounds_failed", (json_int_t)s.publish_rounds_failed, "checkpoints_saved",
-        (json_int_t)s.checkpoints_saved, "checkpoints_failed", (json_int_t)s.checkpoints_failed,
-        "checkpoint_wait_us", (json_int_t)s.checkpoint_wait_us, "reachability",
-        skep_reachability_name(s.reachability), "forward", json_pool(&s.forward), "backward",
-        json_pool(&s.backward), "tracker", json_tracker(&s), "lease", json_leases(&s)));
+        (json_int_t)s.connections_open, "handshakes_failed", (json_int_t)s.handshakes_failed,
+        "handshakes_evicted", (json_int_t)s.handshakes_evicted, "calls", (json_int_t)s.calls,
+        "calls_refused", (json_int_t)s.calls_refused, "inline_batches",
+        (json_int_t)s.inline_batches, "stalls", (json_int_t)s.stalls, "anomalies",
+        (json_int_t)s.anomalies, "skipped_steps", (json_int_t)s.skipped_steps, "bytes_in",
+        (json_int_t)s.bytes_in, "bytes_out", (json_int_t)s.bytes_out, "not_compressed",
+        (json_int_t)s.not_compressed, "dht_peers", (json_int_t)s.dht_peers, "publish_rounds",
+        (json_int_t)s.publish_rounds, "publish_rounds_failed", (json_int_t)s.publish_rounds_failed,
+        "checkpoints_saved", (json_int_t)s.checkpoints_saved, "checkpoints_failed",
+        (json_int_t)s.checkpoints_failed, "checkpoint_wait_us", (json_int_t)s.checkpoint_wait_us,
+        "reachability", skep_reachability_name(s.reachability), "forward", json_pool(&s.forward),
+        "backward", json_pool(&s.backward), "tracker", json_tracker(node, &s), "lease",
+        json_leases(&s)));
 }
 
 /* Whenever it is no longer what was printed last. */

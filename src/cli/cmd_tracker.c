@@ -19,6 +19,7 @@
 #include "cli/output.h"
 #include "cli/signals.h"
 #include "cli/swarm_options.h"
+#include "cli/tracker_json.h"
 
 enum { DEFAULT_PORT_END = 9199, MAX_PORT = 65535 };
 
@@ -40,6 +41,14 @@ static const struct option_spec specs[] = {
      .max = MAX_PORT + 1,
      .help = "ports below this one are tried; by default 9199 or, from there on, only --port"},
     {.name = "silent", .kind = OPTION_FLAG, .help = "log warnings and errors only"},
+    {.name = "stats-report-interval",
+     .kind = OPTION_INT,
+     .min = 0,
+     .max = 86400,
+     .unit = "s",
+     .default_text = "60s",
+     .help = "report what goes on this often: a line of the log if somebody is there, and with "
+             "--json all counters; 0: never"},
     {.name = "reuse-addr",
      .kind = OPTION_FLAG,
      .default_text = "true",
@@ -125,6 +134,7 @@ static int read_options(const struct options *o, struct skep_tracker_options *ou
                                (unsigned)out->port);
     out->port_end = (uint32_t)end;
     out->silent = options_flag(o, "silent");
+    out->report_interval_s = (uint32_t)options_int(o, "stats-report-interval");
     out->reuse_addr = options_flag(o, "reuse-addr");
     out->timeout_ms = (uint32_t)options_int(o, "timeout") * 1000u;
     out->max_connections = (unsigned)options_int(o, "max-connections");
@@ -132,18 +142,36 @@ static int read_options(const struct options *o, struct skep_tracker_options *ou
     return CLI_DONE;
 }
 
-static void tell_stopped(struct skep_tracker *tracker)
+/* How long to wait for the end before the next report. */
+static uint32_t report_ms(const struct options *o)
+{
+    int64_t interval_s = options_int(o, "stats-report-interval");
+
+    return options_flag(o, "json") && interval_s > 0 ? (uint32_t)interval_s * 1000 : UINT32_MAX;
+}
+
+/* @param stats, keys  taken. */
+static void tell_stats(const char *event, json_t *stats, json_t *keys)
+{
+    json_object_set_new(stats, "event", json_string(event));
+    json_object_set_new(stats, "by_key", keys);
+    json_print_event(stats);
+}
+
+static void tell_tracker(struct skep_tracker *tracker, const char *event)
 {
     struct skep_tracker_stats s;
 
     skep_tracker_stats(tracker, &s);
-    json_print_event(json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "event", "stopped",
-                               "connections", (json_int_t)s.connections_accepted,
-                               "connections_refused", (json_int_t)s.connections_refused, "messages",
-                               (json_int_t)s.messages, "puts", (json_int_t)s.puts, "requests",
-                               (json_int_t)s.requests, "requests_served",
-                               (json_int_t)s.requests_served, "protocol_errors",
-                               (json_int_t)s.protocol_errors, "timeouts", (json_int_t)s.timeouts));
+    tell_stats(event, json_tracker_stats(&s), json_tracker_keys(tracker));
+}
+
+static void tell_node(struct skep_node *node, const char *event)
+{
+    struct skep_node_stats s;
+
+    skep_node_stats(node, &s);
+    tell_stats(event, json_node_tracker_stats(&s), json_node_tracker_keys(node));
 }
 
 static void serve(const struct options *o, struct running *running, struct skep_tracker *tracker)
@@ -158,11 +186,12 @@ static void serve(const struct options *o, struct running *running, struct skep_
     atomic_store(&running->tracker, tracker);
     if (atomic_load(&running->stop)) /* the signal came before it could be passed on */
         skep_tracker_request_stop(tracker);
-    skep_tracker_wait(tracker, UINT32_MAX);
+    while (!skep_tracker_wait(tracker, report_ms(o)))
+        tell_tracker(tracker, "stats");
     if (!options_flag(o, "silent"))
         log_info("tracker: stopped");
     if (json)
-        tell_stopped(tracker);
+        tell_tracker(tracker, "stopped");
 }
 
 /* --- in a swarm ---------------------------------------------------------------------------- */
@@ -196,6 +225,7 @@ static void fill_node_options(const struct options *o, const struct skep_tracker
     out->tracker_any_port = tracker->port == 0;
     out->tracker_port_end = tracker->port_end;
     out->tracker_silent = tracker->silent;
+    out->tracker_report_interval_s = tracker->report_interval_s;
     out->tracker_reuse_addr = tracker->reuse_addr;
     out->tracker_timeout_ms = tracker->timeout_ms;
     out->tracker_max_connections = tracker->max_connections;
@@ -216,22 +246,6 @@ static void tell_node_ready(const struct options *o, struct skep_node *node)
                                skep_node_peer_id(node), "node_endpoint", skep_node_endpoint(node),
                                "dht_port", (int)skep_node_dht_port(node), "initial_peers",
                                skep_node_initial_peer(node)));
-}
-
-static void tell_node_stopped(struct skep_node *node)
-{
-    struct skep_node_stats s;
-
-    skep_node_stats(node, &s);
-    json_print_event(json_pack(
-        "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "event", "stopped",
-        "connections", (json_int_t)s.tracker_connections_accepted, "connections_refused",
-        (json_int_t)s.tracker_connections_refused, "messages", (json_int_t)s.tracker_messages,
-        "puts", (json_int_t)s.tracker_puts, "requests", (json_int_t)s.tracker_requests,
-        "requests_served", (json_int_t)s.tracker_requests_served, "requests_federated",
-        (json_int_t)s.tracker_requests_federated, "records_published",
-        (json_int_t)s.tracker_records_published, "protocol_errors",
-        (json_int_t)s.tracker_protocol_errors, "timeouts", (json_int_t)s.tracker_timeouts));
 }
 
 static void stop_node(void *arg)
@@ -259,9 +273,10 @@ static int run_node(const struct options *o, const struct skep_tracker_options *
         if (rc == SKEP_OK) {
             if (json)
                 tell_node_ready(o, node);
-            skep_node_wait(node, UINT32_MAX);
+            while (!skep_node_wait(node, report_ms(o)))
+                tell_node(node, "stats");
             if (json)
-                tell_node_stopped(node);
+                tell_node(node, "stopped");
         }
         signals_end();
     }

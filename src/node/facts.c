@@ -136,6 +136,7 @@ static void collect_server(const struct server *server, struct skep_node_stats *
     out->connections_accepted = c.connections_accepted;
     out->connections_refused = c.connections_refused;
     out->handshakes_failed = c.handshakes_failed;
+    out->handshakes_evicted = c.handshakes_evicted;
     out->protocol_errors = c.protocol_errors;
     out->calls = c.calls;
     out->bytes_in = c.bytes_in;
@@ -172,6 +173,12 @@ static void collect_tracking(struct tracking *tracking, struct skep_node_stats *
     out->tracker_requests = t.server.scheduler.requests;
     out->tracker_requests_served = t.server.scheduler.served + t.server.scheduler.answered;
     out->tracker_requests_federated = t.federation.served;
+    out->tracker_servers = t.server.servers;
+    out->tracker_requests_withdrawn = t.server.scheduler.withdrawn;
+    out->tracker_requests_undelivered = t.server.scheduler.undelivered;
+    out->tracker_wait_us_sum = t.server.scheduler.wait_us_sum;
+    out->tracker_wait_us_max = t.server.scheduler.wait_us_max;
+    memcpy(out->tracker_waits, t.server.scheduler.waits, sizeof(out->tracker_waits));
     out->tracker_records_published = t.registry.records_published;
     out->tracker_records_failed = t.registry.records_failed;
 }
@@ -297,6 +304,22 @@ enum skep_reachability skep_node_reachability(struct skep_node *node,
     if (message != NULL)
         memcpy(message, verdict.message, sizeof(verdict.message));
     return verdict.state;
+}
+
+skep_status skep_node_tracker_each_key(struct skep_node *node, skep_tracker_key_fn fn, void *arg,
+                                       struct skep_error *err)
+{
+    struct key_stats *keys = NULL;
+    skep_status rc = SKEP_OK;
+
+    pthread_mutex_lock(&node->parts);
+    if (node->tracking != NULL)
+        rc = tracking_key_stats(node->tracking, &keys, err);
+    pthread_mutex_unlock(&node->parts);
+    if (keys != NULL)
+        key_stats_walk(keys, fn, arg); /* with no lock held */
+    key_stats_free(keys);
+    return rc;
 }
 
 bool skep_node_expert_stats(struct skep_node *node, size_t index, struct skep_expert_stats *out)

@@ -14,7 +14,7 @@
 enum {
     SWEEP_MS = 1000,
     SUMMARY_KEYS = 256,         /* told of in one answer */
-    SUMMARY_BYTES = 24 * 1024,  /* of an answer, which may have 32 KB */
+    SUMMARY_BYTES = 24 * 1024,  /* of an answer, which may have 32 KB, before its last key */
     RESOURCE_BYTES = 16 * 1024, /* address and match key together */
 };
 
@@ -236,11 +236,19 @@ static bool add_key(void *arg, const struct scheduler_key_facts *facts)
     if (s->count >= SUMMARY_KEYS || s->buffer.size + facts->key.len > SUMMARY_BYTES)
         return false;
     s->count++;
-    s->bad |= msgpack_pack_map(&s->pk, 4);
+    s->bad |= msgpack_pack_map(&s->pk, 10);
     s->bad |= pack_text(&s->pk, "key", facts->key);
     s->bad |= pack_number(&s->pk, "servers", facts->servers);
     s->bad |= pack_number(&s->pk, "free", facts->free);
     s->bad |= pack_number(&s->pk, "pending", facts->pending);
+    s->bad |= pack_number(&s->pk, "puts", facts->puts);
+    s->bad |= pack_number(&s->pk, "requests", facts->requests);
+    s->bad |= pack_number(&s->pk, "requests_served", facts->served + facts->answered);
+    s->bad |= pack_number(&s->pk, "wait_us_sum", facts->wait_us_sum);
+    s->bad |= pack_number(&s->pk, "wait_us_max", facts->wait_us_max);
+    s->bad |= mp_pack_str(&s->pk, "waits") | msgpack_pack_array(&s->pk, SCHEDULER_WAIT_BUCKETS);
+    for (size_t i = 0; i < SCHEDULER_WAIT_BUCKETS; i++)
+        s->bad |= msgpack_pack_uint64(&s->pk, facts->waits[i]);
     return s->bad == 0;
 }
 

@@ -46,11 +46,16 @@ static void on_tracker_stopped(void *arg)
         skep_node_request_stop(node);
 }
 
+static bool asks_for_port(const struct settings *s)
+{
+    return s->has_tracker_listen && s->tracker_listen.port != 0;
+}
+
 /* Which ports to try. */
 static void choose_ports(const struct settings *s, struct tracking_config *out)
 {
     out->host = s->has_tracker_listen ? s->tracker_listen.host : "127.0.0.1";
-    if (s->has_tracker_listen && s->tracker_listen.port != 0) {
+    if (asks_for_port(s)) {
         out->port = s->tracker_listen.port;
         out->port_end =
             s->options.tracker_port_end > out->port ? s->options.tracker_port_end : out->port + 1u;
@@ -82,6 +87,7 @@ skep_status node_open_tracking(struct skep_node *node, uint32_t features, struct
     struct tracking_config config = {
         .reuse_addr = s->options.tracker_reuse_addr,
         .silent = s->options.tracker_silent,
+        .report_interval_s = s->options.tracker_report_interval_s,
         .timeout_ms = s->options.tracker_timeout_ms,
         .max_connections = s->options.tracker_max_connections,
         .stop_key = s->tracker_stop_key,
@@ -104,11 +110,21 @@ skep_status node_open_tracking(struct skep_node *node, uint32_t features, struct
         return SKEP_OK;
     choose_ports(s, &config);
     skep_status rc = tracking_new(&config, &tracking, &why);
+    /* A machine may have more nodes than the range has ports; who asked for no port gets another.
+     */
+    if (rc == SKEP_FAILED_PRECONDITION && config.port == FIRST_PORT && !asks_for_port(s)) {
+        config.port = 0;
+        config.port_end = 1;
+        rc = tracking_new(&config, &tracking, &why);
+        if (rc == SKEP_OK)
+            log_info("tracker: ports %d to %d are taken, so it has another", FIRST_PORT,
+                     PORT_END - 1);
+    }
     if (rc == SKEP_OK) {
         set_tracker_facts(node, tracking);
         return SKEP_OK;
     }
-    /* A machine may have more nodes than there are ports, and most nodes need no TVM port. */
+    /* Most nodes need no TVM port. */
     if (!s->has_tracker_listen && (s->tracker_key == NULL || s->has_tracker)) {
         log_warn("node: without a tracker of its own: %s; --tracker-listen chooses another port",
                  why.message);
@@ -202,7 +218,7 @@ void node_close_tracking(struct skep_node *node, uint64_t deadline_us)
     pthread_mutex_lock(&node->parts);
     node_collect_parts(node, &node->last);
     node->last.tracker_connections = node->last.tracker_keys = 0;
-    node->last.tracker_free = node->last.tracker_pending = 0;
+    node->last.tracker_free = node->last.tracker_pending = node->last.tracker_servers = 0;
     struct tracking *tracking = node->tracking;
     pthread_mutex_unlock(&node->parts);
     tracking_close(tracking, deadline_us);

@@ -132,6 +132,47 @@ static void put_pool(struct report *r, const char *key, const struct skep_pool_s
     put_bool(r, "stalled", pool->stalled);
 }
 
+static void put_numbers(struct report *r, const char *key, const uint64_t *numbers, size_t count)
+{
+    r->bad |= mp_pack_str(&r->pk, key);
+    r->bad |= msgpack_pack_array(&r->pk, count);
+    for (size_t i = 0; i < count; i++)
+        r->bad |= msgpack_pack_uint64(&r->pk, numbers[i]);
+}
+
+static void put_tracker(struct report *r, const struct skep_node_stats *s)
+{
+    put_map(r, "tracker", 18);
+    put_uint(r, "connections", s->tracker_connections);
+    put_uint(r, "connections_accepted", s->tracker_connections_accepted);
+    put_uint(r, "connections_refused", s->tracker_connections_refused);
+    put_uint(r, "protocol_errors", s->tracker_protocol_errors);
+    put_uint(r, "timeouts", s->tracker_timeouts);
+    put_uint(r, "messages", s->tracker_messages);
+    put_uint(r, "servers", s->tracker_servers);
+    put_uint(r, "keys", s->tracker_keys);
+    put_uint(r, "free", s->tracker_free);
+    put_uint(r, "pending", s->tracker_pending);
+    put_uint(r, "puts", s->tracker_puts);
+    put_uint(r, "requests", s->tracker_requests);
+    put_uint(r, "requests_served", s->tracker_requests_served);
+    put_uint(r, "requests_withdrawn", s->tracker_requests_withdrawn);
+    put_uint(r, "requests_undelivered", s->tracker_requests_undelivered);
+    put_uint(r, "wait_us_sum", s->tracker_wait_us_sum);
+    put_uint(r, "wait_us_max", s->tracker_wait_us_max);
+    put_numbers(r, "waits", s->tracker_waits, SKEP_TRACKER_WAIT_BUCKETS);
+}
+
+static void put_lease(struct report *r, const struct skep_node_stats *s)
+{
+    put_map(r, "lease", 5);
+    put_bool(r, "registered", s->is_registered);
+    put_uint(r, "registrations", s->registrations);
+    put_bool(r, "leased", s->is_leased);
+    put_uint(r, "leases", s->leases);
+    put_uint(r, "refused", s->leases_refused);
+}
+
 void report_stats(struct service *service, struct server_call *call)
 {
     struct skep_node_stats s = {0};
@@ -157,6 +198,7 @@ void report_stats(struct service *service, struct server_call *call)
         {"connections_accepted", s.connections_accepted},
         {"connections_refused", s.connections_refused},
         {"handshakes_failed", s.handshakes_failed},
+        {"handshakes_evicted", s.handshakes_evicted},
         {"protocol_errors", s.protocol_errors},
         {"bytes_in", s.bytes_in},
         {"bytes_out", s.bytes_out},
@@ -173,7 +215,7 @@ void report_stats(struct service *service, struct server_call *call)
     size_t count = sizeof(numbers) / sizeof(numbers[0]);
 
     report_init(&r);
-    put_map(&r, NULL, count + 5);
+    put_map(&r, NULL, count + 7);
     for (size_t i = 0; i < count; i++)
         put_uint(&r, numbers[i].name, numbers[i].value);
     put_int(&r, "last_publish", s.last_publish_unix_s);
@@ -181,6 +223,8 @@ void report_stats(struct service *service, struct server_call *call)
     put_str(&r, "reachability", skep_reachability_name(s.reachability));
     put_pool(&r, "forward", &s.forward);
     put_pool(&r, "backward", &s.backward);
+    put_tracker(&r, &s);
+    put_lease(&r, &s);
     send_report(&r, call);
 }
 

@@ -37,6 +37,7 @@ void skep_node_options_init(struct skep_node_options *options)
         .checkpoint_period_ms = 300000,
         .keep_checkpoints = 2,
         .tracker_reuse_addr = true,
+        .tracker_report_interval_s = 60,
         .tracker_timeout_ms = 10000,
         .tracker_max_connections = 65536,
         .lease_timeout_ms = 600000,

@@ -198,6 +198,7 @@ static skep_status open_server(struct tracking *t, const struct tracking_config 
         .port_end = config->port_end,
         .reuse_addr = config->reuse_addr,
         .silent = config->silent,
+        .report_interval_s = config->report_interval_s,
         .timeout_ms = config->timeout_ms,
         .max_connections = config->max_connections,
         .stop_key = config->stop_key,
@@ -328,6 +329,11 @@ void tracking_request(struct tracking *t, struct server_call *call)
 void tracking_summary(struct tracking *t, struct server_call *call)
 {
     lending_summary(t != NULL ? t->lending : NULL, call);
+}
+
+skep_status tracking_key_stats(struct tracking *t, struct key_stats **out, struct skep_error *err)
+{
+    return key_stats_take(t->server, out, err);
 }
 
 void tracking_stats(struct tracking *t, struct tracking_stats *out)

@@ -14,6 +14,7 @@
 #include "net/server.h"
 #include "node/federation.h"
 #include "node/registry.h"
+#include "tracker/key_stats.h"
 #include "tracker/server.h"
 
 struct tracking;
@@ -24,6 +25,7 @@ struct tracking_config {
     uint32_t port_end;
     bool reuse_addr;
     bool silent;
+    uint32_t report_interval_s;
     uint32_t timeout_ms;
     unsigned max_connections;
     const char *stop_key; /* borrowed for the call; NULL: a random one */
@@ -65,6 +67,9 @@ struct tracking_stats {
     struct registry_stats registry;
     struct federation_stats federation;
 };
+/* Not from the tracker's loop. @param out  owned: key_stats_free(). */
+SKEP_MUST_CHECK skep_status tracking_key_stats(struct tracking *tracking, struct key_stats **out,
+                                               struct skep_error *err);
 void tracking_stats(struct tracking *tracking, struct tracking_stats *out);
 
 #endif

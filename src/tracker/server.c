@@ -19,7 +19,6 @@ enum {
     DEFAULT_MAX_CONNECTIONS = 65536,
     DEFAULT_MAX_UNSENT_BYTES = 256 * 1024,
     DRAIN_MS = 1000,
-    MINUTE_MS = 60000,
     STOP_KEY_RANDOM_BYTES = 16,
 };
 
@@ -59,7 +58,7 @@ static void become_stopped(struct tracker_server *server)
     stop_listening(server);
     close_all(server);
     uv_timer_stop(&server->timer);
-    uv_timer_stop(&server->minute);
+    uv_timer_stop(&server->report);
     set_state(server, SERVER_STOPPED);
     if (server->events.stopped != NULL)
         server->events.stopped(server->arg);
@@ -125,24 +124,56 @@ static void run_hook(struct loop_hook *hook)
         become_stopped(server);
 }
 
-/* One line a minute, unless nobody is there and nobody was. */
-static void on_minute(uv_timer_t *timer)
+/* The time, a bucket's upper end, in which 99 of 100 requests were answered of those that were
+ * between two moments; 0: there were none, UINT64_MAX: it was longer than the buckets tell. */
+static uint64_t usual_wait_ms(const struct scheduler_totals *now,
+                              const struct scheduler_totals *before)
+{
+    uint64_t count = 0, seen = 0;
+
+    for (size_t i = 0; i < SCHEDULER_WAIT_BUCKETS; i++)
+        count += now->waits[i] - before->waits[i];
+    if (count == 0)
+        return 0;
+    for (size_t i = 0; i < SCHEDULER_WAIT_BUCKETS - 1; i++) {
+        seen += now->waits[i] - before->waits[i];
+        if (seen * 100 >= count * 99)
+            return UINT64_C(1) << i;
+    }
+    return UINT64_MAX;
+}
+
+static void format_wait(uint64_t ms, char *out, size_t cap)
+{
+    if (ms == 0)
+        snprintf(out, cap, "none");
+    else if (ms == UINT64_MAX)
+        snprintf(out, cap, "more than %u ms", 1u << (SCHEDULER_WAIT_BUCKETS - 2));
+    else
+        snprintf(out, cap, "at most %" PRIu64 " ms", ms);
+}
+
+/* A line now and then, unless nobody is there and nobody was. */
+static void on_report(uv_timer_t *timer)
 {
     struct tracker_server *server = timer->data;
     struct tracker_server_counters now = server->counters;
-    const struct scheduler_totals *before = &server->at_minute.scheduler;
+    const struct scheduler_totals *before = &server->at_report.scheduler;
+    char wait[32];
 
     scheduler_totals(server->scheduler, &now.scheduler);
+    format_wait(usual_wait_ms(&now.scheduler, before), wait, sizeof(wait));
     if (now.connections_open > 0 ||
-        now.connections_accepted != server->at_minute.connections_accepted)
+        now.connections_accepted != server->at_report.connections_accepted)
         log_info("tracker: %" PRIu64 " connections, %" PRIu64
-                 " of servers; %zu keys, %zu free, %zu pending; in the last minute %" PRIu64
-                 " put, %" PRIu64 " requested, %" PRIu64 " answered",
+                 " of servers; %zu keys, %zu free, %zu pending; in the last %" PRIu32 " s %" PRIu64
+                 " put, %" PRIu64 " requested, %" PRIu64 " answered, wait of 99 in 100: %s",
                  now.connections_open, now.servers, now.scheduler.keys, now.scheduler.free,
-                 now.scheduler.pending, now.scheduler.puts - before->puts,
-                 now.scheduler.requests - before->requests,
-                 now.scheduler.served + now.scheduler.answered - before->served - before->answered);
-    server->at_minute = now;
+                 now.scheduler.pending, server->report_interval_s,
+                 now.scheduler.puts - before->puts, now.scheduler.requests - before->requests,
+                 now.scheduler.served + now.scheduler.answered - before->served - before->answered,
+                 wait);
+    server->at_report = now;
 }
 
 /* ---- the beginning ---- */
@@ -183,13 +214,14 @@ static void begin(void *arg)
     }
     uv_timer_init(uv, &server->timer);
     uv_timer_init(uv, &server->accept_pause);
-    uv_timer_init(uv, &server->minute);
+    uv_timer_init(uv, &server->report);
     server->stop.data = server;
     server->timer.data = server;
     server->accept_pause.data = server;
-    server->minute.data = server;
-    if (!server->silent)
-        uv_timer_start(&server->minute, on_minute, MINUTE_MS, MINUTE_MS);
+    server->report.data = server;
+    if (!server->silent && server->report_interval_s > 0)
+        uv_timer_start(&server->report, on_report, server->report_interval_s * UINT64_C(1000),
+                       server->report_interval_s * UINT64_C(1000));
     server->hook.run = run_hook;
     loop_add_hook(server->loop, &server->hook);
     server->handles_open = true;
@@ -207,7 +239,7 @@ static void end(void *arg)
     uv_close((uv_handle_t *)&server->stop, NULL);
     uv_close((uv_handle_t *)&server->timer, NULL);
     uv_close((uv_handle_t *)&server->accept_pause, NULL);
-    uv_close((uv_handle_t *)&server->minute, NULL);
+    uv_close((uv_handle_t *)&server->report, NULL);
     server->handles_open = false;
 }
 
@@ -229,6 +261,7 @@ static void apply(struct tracker_server *server, const struct tracker_server_con
     server->events = config->events;
     server->arg = config->arg;
     server->silent = config->silent;
+    server->report_interval_s = config->report_interval_s;
     server->timeout_ms = config->timeout_ms;
     server->max_connections =
         config->max_connections > 0 ? config->max_connections : DEFAULT_MAX_CONNECTIONS;

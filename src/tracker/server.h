@@ -38,8 +38,9 @@ struct tracker_server_config {
     const char *host; /* name or address; borrowed for the call */
     uint16_t port;    /* the first free one of [port, port_end) is taken; port 0 picks any */
     uint32_t port_end;
-    bool reuse_addr;          /* also a port on which connections of an earlier process linger */
-    bool silent;              /* log warnings only */
+    bool reuse_addr;            /* also a port on which connections of an earlier process linger */
+    bool silent;                /* log warnings only */
+    uint32_t report_interval_s; /* between two lines of the log about what it does; 0: none */
     uint32_t timeout_ms;      /* of a message under way and of answers that are not read; 0: none */
     unsigned max_connections; /* 0: 65,536 */
     size_t max_unsent_bytes;  /* of one connection; beyond, it is read no further. 0: 256 KiB */

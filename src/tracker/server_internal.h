@@ -69,6 +69,7 @@ struct tracker_server {
     struct tracker_server_events events;
     void *arg;
     bool silent;
+    uint32_t report_interval_s;
     uint32_t timeout_ms;
     unsigned max_connections;
     size_t max_unsent_bytes;
@@ -82,7 +83,7 @@ struct tracker_server {
     uv_async_t stop;         /* a stop was asked for */
     uv_timer_t timer;        /* the nearest deadline of a connection, or the drain's end */
     uv_timer_t accept_pause; /* out of descriptors */
-    uv_timer_t minute;
+    uv_timer_t report;
     uint64_t armed_us;
     struct deadline_heap deadlines;
     struct tracker_conn *first, *last, *dirty;
@@ -91,7 +92,7 @@ struct tracker_server {
     bool handles_open;
     bool ending; /* all connections are being closed: nothing is handed out anew */
     struct tracker_server_counters counters;
-    struct tracker_server_counters at_minute; /* as they were when last logged */
+    struct tracker_server_counters at_report; /* as they were when last logged */
     struct log_gate refused_gate, protocol_gate;
 
     pthread_mutex_t lock; /* guards state */

@@ -10,15 +10,15 @@
 #include "base/fd.h"
 #include "base/log.h"
 #include "tracker/client.h"
+#include "tracker/key_stats.h"
 #include "tracker/server.h"
-
-_Static_assert((int)SKEP_TRACKER_WAIT_BUCKETS == (int)SCHEDULER_WAIT_BUCKETS, "the same histogram");
 
 enum {
     DEFAULT_PORT = 9190,
     DEFAULT_PORT_END = 9199,
     DEFAULT_TIMEOUT_MS = 10000,
     DEFAULT_MAX_CONNECTIONS = 65536,
+    DEFAULT_REPORT_INTERVAL_S = 60,
 };
 
 struct skep_tracker {
@@ -36,6 +36,7 @@ void skep_tracker_options_init(struct skep_tracker_options *options)
         .reuse_addr = true,
         .timeout_ms = DEFAULT_TIMEOUT_MS,
         .max_connections = DEFAULT_MAX_CONNECTIONS,
+        .report_interval_s = DEFAULT_REPORT_INTERVAL_S,
     };
 }
 
@@ -70,6 +71,7 @@ skep_status skep_tracker_start(const struct skep_tracker_options *options,
         .silent = options->silent,
         .timeout_ms = options->timeout_ms,
         .max_connections = options->max_connections,
+        .report_interval_s = options->report_interval_s,
         .stop_key = options->stop_key,
     };
     tracker = mem_calloc(1, sizeof(*tracker));
@@ -146,6 +148,7 @@ void skep_tracker_stats(struct skep_tracker *tracker, struct skep_tracker_stats 
         .requests = c.scheduler.requests,
         .requests_served = c.scheduler.served + c.scheduler.answered,
         .requests_withdrawn = c.scheduler.withdrawn,
+        .requests_undelivered = c.scheduler.undelivered,
         .wait_us_sum = c.scheduler.wait_us_sum,
         .wait_us_max = c.scheduler.wait_us_max,
         .bytes_in = c.bytes_in,
@@ -154,82 +157,17 @@ void skep_tracker_stats(struct skep_tracker *tracker, struct skep_tracker_stats 
     memcpy(out->waits, c.scheduler.waits, sizeof(out->waits));
 }
 
-/* ---- keys ---- */
-
-/* Copies, since the keys live on the tracker's thread. */
-struct key_copies {
-    struct tracker_server *server;
-    struct scheduler_key_facts *facts; /* owned; of their keys only the lengths count */
-    size_t count, cap;
-    struct bytes text;
-    bool ok;
-};
-
-static bool copy_key(void *arg, const struct scheduler_key_facts *facts)
-{
-    struct key_copies *copies = arg;
-
-    if (copies->count == copies->cap) {
-        size_t cap = copies->cap > 0 ? 2 * copies->cap : 64;
-        struct scheduler_key_facts *more = mem_realloc(copies->facts, cap * sizeof(*more));
-        copies->ok = more != NULL;
-        if (!copies->ok)
-            return false;
-        copies->facts = more;
-        copies->cap = cap;
-    }
-    copies->facts[copies->count++] = *facts;
-    copies->ok = bytes_append(&copies->text, facts->key.data, facts->key.len) &&
-                 bytes_append(&copies->text, "", 1);
-    return copies->ok;
-}
-
-static void copy_keys(void *arg)
-{
-    struct key_copies *copies = arg;
-
-    copies->ok = true;
-    scheduler_each_key(tracker_server_scheduler(copies->server), copy_key, copies);
-}
-
-static void key_stats(const struct scheduler_key_facts *facts, const char *key,
-                      struct skep_tracker_key_stats *out)
-{
-    *out = (struct skep_tracker_key_stats){
-        .key = key,
-        .key_bytes = facts->key.len,
-        .servers = facts->servers,
-        .free = facts->free,
-        .pending = facts->pending,
-        .puts = facts->puts,
-        .requests = facts->requests,
-        .requests_served = facts->served + facts->answered,
-        .wait_us_sum = facts->wait_us_sum,
-        .wait_us_max = facts->wait_us_max,
-    };
-    memcpy(out->waits, facts->waits, sizeof(out->waits));
-}
-
 skep_status skep_tracker_each_key(struct skep_tracker *tracker, skep_tracker_key_fn fn, void *arg,
                                   struct skep_error *err)
 {
-    struct key_copies copies = {.server = tracker->server};
-    skep_status rc = SKEP_OK;
-    bool more = true;
+    struct key_stats *keys;
+    skep_status rc = key_stats_take(tracker->server, &keys, err);
 
-    loop_call(tracker_server_loop(tracker->server), copy_keys, &copies);
-    if (!copies.ok)
-        rc = error_no_memory(err, "keys of the tracker", copies.text.len);
-    const char *key = (const char *)copies.text.data;
-    for (size_t i = 0; rc == SKEP_OK && more && i < copies.count; i++) {
-        struct skep_tracker_key_stats stats;
-        key_stats(&copies.facts[i], key, &stats);
-        more = fn(arg, &stats);
-        key += stats.key_bytes + 1;
-    }
-    mem_free(copies.facts);
-    bytes_free(&copies.text);
-    return rc;
+    if (rc != SKEP_OK)
+        return rc;
+    key_stats_walk(keys, fn, arg);
+    key_stats_free(keys);
+    return SKEP_OK;
 }
 
 void skep_tracker_request_stop(struct skep_tracker *tracker)

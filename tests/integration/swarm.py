@@ -79,6 +79,7 @@ class Process:
                                       stdin=subprocess.DEVNULL, close_fds=not inherit,
                                       env=dict(os.environ, **(environment or {})))
         self.facts = None
+        self.unread = b""  # printed, and not asked for yet
 
     @property
     def peer(self):
@@ -110,8 +111,24 @@ class Process:
             assert piece, "%s ended at start, exit code %s:\n%s" % (
                 self.name, self.popen.wait(), self.read_log())
             line += piece
-        self.facts = json.loads(line.split(b"\n")[0])
+        first, self.unread = line.split(b"\n", 1)
+        self.facts = json.loads(first)
         return self
+
+    def next_event(self, seconds=20):
+        """The next line of JSON that it prints."""
+        deadline = time.monotonic() + seconds * PATIENCE
+        readable = select.poll()
+        readable.register(self.popen.stdout, select.POLLIN)
+        while b"\n" not in self.unread:
+            left = deadline - time.monotonic()
+            assert left > 0, "%s prints nothing in %s s" % (self.name, seconds)
+            if readable.poll(left * 1000):
+                piece = os.read(self.popen.stdout.fileno(), 65536)
+                assert piece, "%s has ended" % self.name
+                self.unread += piece
+        line, self.unread = self.unread.split(b"\n", 1)
+        return json.loads(line)
 
     def read_log(self):
         with open(self.log_path, errors="replace") as log:
@@ -143,7 +160,7 @@ class Process:
     def events(self):
         """The lines of JSON after the facts, once the process has ended."""
         assert not self.alive()
-        return [json.loads(line) for line in self.popen.stdout.read().splitlines()]
+        return [json.loads(line) for line in (self.unread + self.popen.stdout.read()).splitlines()]
 
     def kill(self):
         """SIGKILL, as a crash."""

@@ -341,6 +341,68 @@ def case_silent():
         assert process.read_log() == "", process.read_log()
 
 
+def until_reported(process, wanted):
+    """The next report of which this is true."""
+    for _ in range(20):
+        event = process.next_event()
+        assert event["event"] == "stats", event
+        if wanted(event):
+            return event
+    raise AssertionError("never reported; the last one: %s" % event)
+
+
+def metrics_of(process):
+    """What is told of two keys after one request was served and while another waits."""
+    with Raw(process.facts["port"]) as server, Raw(process.facts["port"]) as client:
+        assert server.ask([UPDATE_INFO, {"key": "server:a:b", "addr": [None, 1]}]) == SUCCESS
+        assert server.put("a:b", "m1") == SUCCESS
+        assert server.put("a:b", "m2") == SUCCESS
+        assert client.ask([REQUEST, "a:b", "", 1])[0] == SUCCESS
+        client.send([REQUEST, "c", "", 1])
+        return until_reported(process, lambda e: e["pending"] == 1)
+
+
+def case_metrics():
+    for dht in ((), ("--no-dht",)):
+        with Swarm() as swarm:
+            process = tracker(swarm, "--stats-report-interval", "1", *dht)
+            event = metrics_of(process)
+            wanted = {"connections": 2, "connections_accepted": 2, "connections_refused": 0, "servers": 1,
+                      "keys": 2, "free": 1, "pending": 1, "puts": 2, "requests": 2,
+                      "requests_served": 1, "requests_undelivered": 0, "protocol_errors": 0}
+            assert {name: event[name] for name in wanted} == wanted, event
+            assert sum(event["waits"]) == 1 and len(event["waits"]) == 14, event
+            first, second = event["by_key"]
+            assert (first["key"], first["servers"], first["free"], first["pending"], first["puts"],
+                    first["requests"], first["requests_served"], sum(first["waits"])) == (
+                        "a:b", 1, 1, 0, 2, 1, 1, 1), first
+            assert (second["key"], second["pending"], second["requests"], sum(second["waits"])) == (
+                "c", 1, 1, 0), second
+            process.wait_log("1 of servers; 2 keys, 1 free, 1 pending")
+            assert process.stop() == 0
+            assert process.events()[-1]["requests_withdrawn"] == 1, process.events()
+
+
+def case_no_line_when_silent():
+    with Swarm() as swarm:
+        process = tracker(swarm, "--silent", "--stats-report-interval", "1")
+        metrics_of(process)  # a report has gone by in which there was something to say
+        process.next_event()
+        assert process.stop() == 0
+        assert process.read_log() == "", process.read_log()
+
+
+def case_metrics_of_a_nodes_tracker():
+    with Swarm() as swarm:
+        node = swarm.start("node", "node", "--listen", "127.0.0.1:*", "--tracker-listen", "127.0.0.1:0",
+                           "--tracker-key", "bees", "--stats-report-interval", "1")
+        event = until_reported(node, lambda e: e["tracker"]["free"] == 1)
+        keys = event["tracker"]["by_key"]
+        assert [(k["key"], k["servers"], k["free"], k["puts"]) for k in keys] == [("bees", 1, 1, 1)], keys
+        assert event["tracker"]["servers"] == 1 and len(event["tracker"]["waits"]) == 14, event
+        assert event["handshakes_evicted"] == 0, event
+
+
 def case_query_tracker():
     with Swarm() as swarm:
         port = tracker(swarm).facts["port"]
