@@ -53,6 +53,13 @@ struct skep_client_options {
      * asked the expert for its schema, as that says.
      */
     enum skep_compression compression, grad_compression;
+    /**
+     * Hedging: a forward call without a reply after so many milliseconds is sent to a second node
+     * that serves the expert, too; the first good answer counts, the other request is cancelled.
+     * 0 (default): never. Backward calls, which train, are never sent twice. Choose a time that few
+     * calls take: each hedge is work that may be done for nothing.
+     */
+    uint32_t hedge_after_ms;
 };
 
 SKEP_API void skep_client_options_init(struct skep_client_options *options);
@@ -87,6 +94,16 @@ SKEP_API SKEP_MUST_CHECK skep_status skep_client_wait_joined(struct skep_client 
 
 /** How many DHT peers are known to answer. */
 SKEP_API unsigned skep_client_peer_count(struct skep_client *client);
+
+/** What a client has done so far. */
+struct skep_client_stats {
+    uint64_t calls;          /**< started, of whatever kind */
+    uint64_t requests;       /**< sent for them: fail-over and hedges add to it */
+    uint64_t hedges;         /**< second requests beside one that took long */
+    uint64_t hedge_wins;     /**< of these, that brought the answer */
+    uint64_t not_compressed; /**< as skep_client_not_compressed() */
+};
+SKEP_API void skep_client_stats(struct skep_client *client, struct skep_client_stats *out);
 
 /** Tensors of requests that held NaN or infinity, so that they went as float32 although compression
  * was asked for. */
@@ -188,6 +205,16 @@ struct skep_call_options {
     /** How activations and gradients travel, both ways; DEFAULT: as the client's options say. A
      * node that doesn't know of compression is sent, and sends, tensors as they are. */
     enum skep_compression compression, grad_compression;
+    /** Of a forward call: as skep_client_options.hedge_after_ms, which 0 takes. */
+    uint32_t hedge_after_ms;
+    /**
+     * Who is asked first, if it serves the expert and has not failed lately: 64 hex digits,
+     * borrowed for the call. A backward belongs at the node that answered the forward, see
+     * skep_call_peer_id(): others that serve the same UID have weights of their own. NULL or "":
+     * of two nodes drawn at random the one that is better by published load and by how long its
+     * answers took this client.
+     */
+    const char *peer_id;
 };
 
 /**

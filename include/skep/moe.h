@@ -45,6 +45,9 @@ struct skep_moe_options {
      */
     bool allow_missing;
     bool unchecked; /**< as skep_beam_options */
+    /** How activations and gradients travel; DEFAULT (the default): as the client's options say. */
+    enum skep_compression compression, grad_compression;
+    uint32_t hedge_after_ms; /**< of forward calls, as skep_client_options; 0 (default): its */
     /**
      * Rows of one call; an expert that is chosen by more samples gets several. Not more than its
      * node's max_batch_size. Default 256.

@@ -18,6 +18,7 @@ enum {
 };
 
 struct avoid {
+    uint64_t (*now_us)(void); /* tests: another clock; NULL: clock_mono_us() */
     struct avoid_entry {
         uint8_t peer_id[PEER_ID_BYTES];
         uint64_t until_us; /* 0: unused */
@@ -25,10 +26,8 @@ struct avoid {
     } entries[AVOID_PEERS];
 };
 
-void avoid_failed(struct avoid *avoid, const uint8_t peer_id[static PEER_ID_BYTES],
-                  uint64_t now_us);
+void avoid_failed(struct avoid *avoid, const uint8_t peer_id[static PEER_ID_BYTES]);
 void avoid_succeeded(struct avoid *avoid, const uint8_t peer_id[static PEER_ID_BYTES]);
-bool avoid_is_avoided(const struct avoid *avoid, const uint8_t peer_id[static PEER_ID_BYTES],
-                      uint64_t now_us);
+bool avoid_is_avoided(const struct avoid *avoid, const uint8_t peer_id[static PEER_ID_BYTES]);
 
 #endif

@@ -2,6 +2,7 @@
 #include "client/client_internal.h"
 
 #include <errno.h>
+#include <sodium.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -132,6 +133,8 @@ skep_status skep_client_new(const struct skep_client_options *options, struct sk
         return error_no_memory(err, "client", sizeof(*client));
     pthread_mutex_init(&client->lock, NULL);
     client->started_us = clock_mono_us();
+    client->hedge_after_ms = options->hedge_after_ms;
+    randombytes_buf(&client->random, sizeof(client->random));
     client->plaintext = options->insecure_plaintext;
     client->compression = options->compression;
     client->grad_compression = options->grad_compression;
@@ -198,6 +201,14 @@ unsigned skep_client_peer_count(struct skep_client *client)
 uint64_t skep_client_not_compressed(const struct skep_client *client)
 {
     return atomic_load_explicit(&client->not_compressed, memory_order_relaxed);
+}
+
+void skep_client_stats(struct skep_client *client, struct skep_client_stats *out)
+{
+    pthread_mutex_lock(&client->lock);
+    *out = client->stats;
+    pthread_mutex_unlock(&client->lock);
+    out->not_compressed = skep_client_not_compressed(client);
 }
 
 const char *skep_client_peer_id(const struct skep_client *client)

@@ -12,6 +12,8 @@
 #include "base/bytes.h"
 #include "client/avoid.h"
 #include "client/compress.h"
+#include "client/pace.h"
+#include "client/random.h"
 #include "crypto/identity.h"
 #include "crypto/swarm_key.h"
 #include "dht/swarm.h"
@@ -32,9 +34,14 @@ struct skep_client {
     struct swarm *swarm; /* owned: swarm_leave(); NULL without DHT */
     struct pool *pool;   /* owned: pool_free() */
 
-    pthread_mutex_t lock; /* guards in_flight and avoid */
+    uint32_t hedge_after_ms;
+
+    pthread_mutex_t lock; /* guards all below */
     uint32_t in_flight;
+    struct skep_client_stats stats; /* but for not_compressed */
     struct avoid avoid;
+    struct pace pace;
+    struct random random;
 };
 
 /* A list of providers that is replaced as a whole. */
@@ -86,6 +93,8 @@ struct call_request {
     size_t gradient_count; /* of these, the last ones */
     enum skep_compression compression, grad_compression;
     uint32_t timeout_ms;
+    uint32_t hedge_after_ms; /* 0: the client's */
+    const char *peer_id;     /* hex, who is asked first; NULL or "": anyone */
 };
 skep_status call_start(struct skep_remote_expert *expert, const struct call_request *request,
                        skep_call_fn done, void *arg, struct skep_call **out,

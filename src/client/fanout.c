@@ -28,8 +28,7 @@ struct fanout_job {
     struct skep_error error;
     DLManagedTensor *outputs[MESSAGE_MAX_TENSORS];
     size_t output_count;
-    uint8_t peer_id[PEER_ID_BYTES];
-    bool has_peer_id;
+    char peer_id[PEER_ID_HEX_BYTES]; /* "" if unknown */
 };
 
 static void gate_unref(struct fanout_gate *gate)
@@ -81,7 +80,7 @@ static void on_ended(struct skep_call *call, void *arg)
     if (skep_call_result(call, job->outputs, MESSAGE_MAX_TENSORS, &job->output_count,
                          &job->error) == SKEP_OK)
         job->error = (struct skep_error){0};
-    job->has_peer_id = peer_id_parse(job->peer_id, skep_call_peer_id(call));
+    memcpy(job->peer_id, skep_call_peer_id(call), sizeof(job->peer_id));
     job->ended = true;
     job->call = NULL;
     job->gate->open--;
@@ -110,15 +109,22 @@ static struct fanout_job *job_new(struct fanout *f, struct fanout_call *c)
 }
 
 /* The call's reference is taken before it starts: it may have ended when this returns. */
-static skep_status start_call(struct fanout_call *c, uint64_t deadline_us, struct skep_error *err)
+static skep_status start_call(struct fanout_call *c, const struct fanout_manner *manner,
+                              uint64_t deadline_us, struct skep_error *err)
 {
     struct fanout_job *job = c->job;
     const DLTensor *x = &job->inputs[0]->dl_tensor;
     const DLTensor *grad = job->inputs[1] != NULL ? &job->inputs[1]->dl_tensor : NULL;
     uint64_t left_ms = clock_left_ms(deadline_us);
-    struct skep_call_options options = {.timeout_ms = left_ms == 0           ? 1
-                                                      : left_ms > UINT32_MAX ? UINT32_MAX
-                                                                             : (uint32_t)left_ms};
+    struct skep_call_options options = {
+        .timeout_ms = left_ms == 0           ? 1
+                      : left_ms > UINT32_MAX ? UINT32_MAX
+                                             : (uint32_t)left_ms,
+        .compression = manner->compression,
+        .grad_compression = manner->grad_compression,
+        .hedge_after_ms = manner->hedge_after_ms,
+        .peer_id = c->peer_id,
+    };
 
     pthread_mutex_lock(&job->gate->lock);
     job->gate->open++;
@@ -131,7 +137,7 @@ static skep_status start_call(struct fanout_call *c, uint64_t deadline_us, struc
                                             err);
 }
 
-void fanout_start(struct fanout *f, uint64_t deadline_us)
+void fanout_start(struct fanout *f, const struct fanout_manner *manner, uint64_t deadline_us)
 {
     for (size_t i = 0; i < f->count; i++) {
         struct fanout_call *c = &f->calls[i];
@@ -144,7 +150,7 @@ void fanout_start(struct fanout *f, uint64_t deadline_us)
             continue;
         }
         struct skep_error err = {0};
-        if (start_call(c, deadline_us, &err) == SKEP_OK)
+        if (start_call(c, manner, deadline_us, &err) == SKEP_OK)
             continue;
         pthread_mutex_lock(&f->gate->lock);
         c->job->error = err;
@@ -171,6 +177,7 @@ static bool has_shape(const DLTensor *t, const struct fanout_expect *e, size_t r
 static void check_answer(struct fanout *f, struct fanout_call *c, const struct fanout_expect *e)
 {
     struct fanout_job *job = c->job;
+    uint8_t peer_id[PEER_ID_BYTES];
     char text[128];
 
     job->checked = true;
@@ -191,10 +198,10 @@ static void check_answer(struct fanout *f, struct fanout_call *c, const struct f
                   c->expert->uid);
     else
         return;
-    if (!job->has_peer_id)
+    if (!peer_id_parse(peer_id, job->peer_id))
         return;
     pthread_mutex_lock(&f->client->lock);
-    avoid_failed(&f->client->avoid, job->peer_id, clock_mono_us());
+    avoid_failed(&f->client->avoid, peer_id);
     pthread_mutex_unlock(&f->client->lock);
 }
 
@@ -239,6 +246,7 @@ static void take_result(struct fanout_call *c)
     }
     c->status = job->error.status;
     c->error = job->error;
+    memcpy(c->peer_id, job->peer_id, sizeof(c->peer_id));
     if (c->status == SKEP_OK) {
         c->output = job->outputs[0];
         job->output_count = 0;

@@ -15,6 +15,8 @@ struct fanout_call {
     struct skep_remote_expert *expert; /* borrowed until fanout_start() */
     DLManagedTensor *inputs[2]; /* taken by fanout_start(): x, and for backward the gradient */
     bool backward;
+    /* Hex or "". Before the start: who is asked first. After the wait: who answered. */
+    char peer_id[PEER_ID_HEX_BYTES];
     /* After fanout_wait(): */
     skep_status status;
     struct skep_error error;
@@ -37,6 +39,12 @@ struct fanout_expect {
     bool finite;
 };
 
+/* How every call travels; as skep_call_options. */
+struct fanout_manner {
+    enum skep_compression compression, grad_compression;
+    uint32_t hedge_after_ms;
+};
+
 /* How long to wait. Sample s wants the calls pairs[s * k], ..., of which counts[s] are there. */
 struct fanout_policy {
     size_t samples, k;
@@ -52,7 +60,7 @@ enum { FANOUT_NO_CALL = UINT32_MAX };
 skep_status fanout_init(struct fanout *f, struct skep_client *client, size_t count,
                         struct skep_error *err);
 /* Starts all calls, each with the time that is left. One that cannot be started has its status. */
-void fanout_start(struct fanout *f, uint64_t deadline_us);
+void fanout_start(struct fanout *f, const struct fanout_manner *manner, uint64_t deadline_us);
 /* Waits as the policy says, checks what came, and gives up the rest (SKEP_DEADLINE_EXCEEDED; their
  * nodes are avoided for a while, as are those whose answer was refused). */
 void fanout_wait(struct fanout *f, const struct fanout_policy *policy,

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/tensor.h"
 
@@ -134,12 +133,11 @@ void score_lines_fini(struct score_lines *scores)
 static bool is_usable(void *arg, const struct provider *providers, size_t count)
 {
     struct skep_client *client = arg;
-    uint64_t now = clock_mono_us();
     bool usable = false;
 
     pthread_mutex_lock(&client->lock);
     for (size_t i = 0; i < count && !usable; i++)
-        usable = !avoid_is_avoided(&client->avoid, providers[i].peer_id, now);
+        usable = !avoid_is_avoided(&client->avoid, providers[i].peer_id);
     pthread_mutex_unlock(&client->lock);
     return usable;
 }

@@ -22,6 +22,8 @@ skep_status skep_remote_expert_forward_start(struct skep_remote_expert *expert,
         .compression = options->compression,
         .grad_compression = options->grad_compression,
         .timeout_ms = options->timeout_ms,
+        .hedge_after_ms = options->hedge_after_ms,
+        .peer_id = options->peer_id,
     };
     return call_start(expert, &request, done, arg, out, err);
 }
@@ -54,6 +56,7 @@ skep_status skep_remote_expert_backward_start(
         .compression = options->compression,
         .grad_compression = options->grad_compression,
         .timeout_ms = options->timeout_ms,
+        .peer_id = options->peer_id,
     };
     return call_start(expert, &request, done, arg, out, err);
 }

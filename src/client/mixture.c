@@ -26,6 +26,11 @@ static skep_status check_options(const struct skep_moe_options *o, struct skep_e
         return error_set(err, SKEP_INVALID_ARGUMENT,
                          "beam_width: %u, expected 0 or k_best (%u) to %d", o->beam_width,
                          o->k_best, BEAM_MAX_WIDTH);
+    skep_status rc = tensor_encoding_check("compression", o->compression, err);
+    if (rc == SKEP_OK)
+        rc = tensor_encoding_check("grad_compression", o->grad_compression, err);
+    if (rc != SKEP_OK)
+        return rc;
     if (o->max_rows == 0)
         return error_set(err, SKEP_INVALID_ARGUMENT, "max_rows: 0, expected 1 or more");
     if (o->out_ndim < -1 || o->out_ndim >= SKEP_TENSOR_MAX_DIMS)
@@ -400,6 +405,13 @@ static struct fanout_policy policy_of(struct skep_moe_pass *p, uint64_t deadline
     };
 }
 
+static struct fanout_manner manner_of(const struct skep_moe_pass *p)
+{
+    const struct skep_moe_options *o = &p->mixture->options;
+
+    return (struct fanout_manner){o->compression, o->grad_compression, o->hedge_after_ms};
+}
+
 static const struct fanout_call *first_failure(const struct fanout *f)
 {
     for (size_t i = 0; i < f->count; i++)
@@ -449,7 +461,8 @@ skep_status pass_call(struct skep_moe_pass *p, const DLTensor *x, struct skep_er
         return rc;
     struct fanout_policy policy = policy_of(p, p->deadline_us, o->k_min);
     struct fanout_expect expect = expect_rows(p, false);
-    fanout_start(&p->forward, p->deadline_us);
+    struct fanout_manner manner = manner_of(p);
+    fanout_start(&p->forward, &manner, p->deadline_us);
     fanout_wait(&p->forward, &policy, &expect);
     for (size_t i = 0; i < p->samples * p->k; i++) {
         struct pair *pair = &p->pairs[i];
@@ -558,13 +571,16 @@ static skep_status send_shares(struct skep_moe_pass *p, const DLTensor *grad_y,
         if (p->forward.calls[c].status != SKEP_OK || !has_share(p, c))
             continue;
         call->backward = true;
+        /* Others that serve the expert have weights of their own. */
+        memcpy(call->peer_id, p->forward.calls[c].peer_id, sizeof(call->peer_id));
         call->expert = p->experts[p->call_experts[c]];
         rc = make_share(p, c, grad_y, &call->inputs[1], err);
         if (rc == SKEP_OK)
             rc = share(p->inputs[c], &call->inputs[0], err);
     }
+    struct fanout_manner manner = manner_of(p);
     if (rc == SKEP_OK)
-        fanout_start(&p->backward, deadline_us);
+        fanout_start(&p->backward, &manner, deadline_us);
     return rc;
 }
 

@@ -120,6 +120,7 @@ void pool_free(struct pool *pool)
         loop_free(pool->loop); /* calls posted meanwhile end too: they see `stopping` */
     }
     deadline_heap_fini(&pool->deadlines);
+    deadline_heap_fini(&pool->alarms);
     mem_free(pool->buckets);
     pthread_mutex_destroy(&pool->lock);
     mem_free(pool);

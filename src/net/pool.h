@@ -91,16 +91,24 @@ SKEP_MUST_CHECK skep_status pool_call(struct pool *pool, const struct pool_targe
                                       const DLTensor *const *tensors, uint64_t deadline_us,
                                       pool_done_fn done, void *arg, struct pool_call **out,
                                       struct skep_error *err);
+/* A word when a call takes long: at that time, if it has not ended, `slow` runs with the call's
+ * `arg`, once, on the loop's thread; never within or after `done`. */
+struct pool_alarm {
+    uint64_t at_us;
+    void (*slow)(void *arg);
+};
 /*
  * The same for tensors of which some are encoded, as their descriptors in headers say.
  * @param plain  tensors as they were before; each is sent in place of its encoded form to a peer
  *               that does not take the encoding. Borrowed as `tensors` are. NULL: none is encoded.
+ * @param alarm  copied; NULL: none.
  */
 SKEP_MUST_CHECK skep_status pool_call_encoded(struct pool *pool, const struct pool_target *target,
                                               const struct call_headers *headers,
                                               const DLTensor *const *tensors,
                                               const DLTensor *const *plain, uint64_t deadline_us,
-                                              pool_done_fn done, void *arg, struct pool_call **out,
+                                              const struct pool_alarm *alarm, pool_done_fn done,
+                                              void *arg, struct pool_call **out,
                                               struct skep_error *err);
 /* Asks for its end; done still runs once (SKEP_CANCELLED, or what came first). Thread: any. It must
  * have returned before done returns: a `done` that takes the lock under which this is called, or

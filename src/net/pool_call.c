@@ -24,6 +24,7 @@ void pool_call_finish(struct pool_call *call, const struct reply_headers *reply,
 
     call->state = CALL_ENDED;
     deadline_heap_remove(&pool->deadlines, &call->deadline);
+    deadline_heap_remove(&pool->alarms, &call->alarm);
     call->done(call->arg, reply, tensors, sent, err);
     atomic_fetch_sub_explicit(&pool->open_calls, 1, memory_order_relaxed);
     unref(call);
@@ -65,6 +66,19 @@ static void tell_too_late(struct skep_error *err, const struct pool_call *call)
                   call->headers.method, doing);
 }
 
+/* Those of calls that go on; what a call starts in turn is for a later turn. */
+static void ring_alarms(struct pool *pool, uint64_t now)
+{
+    struct deadline_entry *entry;
+
+    while ((entry = deadline_heap_first(&pool->alarms)) != NULL && entry->deadline_us <= now) {
+        struct pool_call *call =
+            (struct pool_call *)((char *)entry - offsetof(struct pool_call, alarm));
+        deadline_heap_remove(&pool->alarms, entry);
+        call->slow(call->arg);
+    }
+}
+
 static void on_deadline(uv_timer_t *timer)
 {
     struct pool *pool = timer->data;
@@ -79,6 +93,7 @@ static void on_deadline(uv_timer_t *timer)
         tell_too_late(&err, call);
         end_early(call, &err);
     }
+    ring_alarms(pool, now);
     pool_arm_deadlines(pool);
 }
 
@@ -86,7 +101,10 @@ static void on_deadline(uv_timer_t *timer)
 void pool_arm_deadlines(struct pool *pool)
 {
     struct deadline_entry *first = deadline_heap_first(&pool->deadlines);
+    struct deadline_entry *alarm = deadline_heap_first(&pool->alarms);
 
+    if (first == NULL || (alarm != NULL && alarm->deadline_us < first->deadline_us))
+        first = alarm;
     if (first == NULL || first->deadline_us >= pool->armed_us || !pool->has_timer)
         return;
     pool->armed_us = first->deadline_us;
@@ -109,6 +127,8 @@ static void start_call(struct loop_job *job)
     } else if (call->deadline.deadline_us != CLOCK_NEVER &&
                !deadline_heap_add(&pool->deadlines, &call->deadline)) {
         error_no_memory(&err, "deadlines", sizeof(struct deadline_entry *));
+    } else if (call->slow != NULL && !deadline_heap_add(&pool->alarms, &call->alarm)) {
+        error_no_memory(&err, "alarms", sizeof(struct deadline_entry *));
     } else if ((peer = pool_peer_get(pool, &call->target)) == NULL) {
         error_no_memory(&err, "peer", sizeof(*peer));
     } else {
@@ -267,14 +287,15 @@ skep_status pool_call(struct pool *pool, const struct pool_target *target,
                       uint64_t deadline_us, pool_done_fn done, void *arg, struct pool_call **out,
                       struct skep_error *err)
 {
-    return pool_call_encoded(pool, target, headers, tensors, NULL, deadline_us, done, arg, out,
-                             err);
+    return pool_call_encoded(pool, target, headers, tensors, NULL, deadline_us, NULL, done, arg,
+                             out, err);
 }
 
 skep_status pool_call_encoded(struct pool *pool, const struct pool_target *target,
                               const struct call_headers *headers, const DLTensor *const *tensors,
-                              const DLTensor *const *plain, uint64_t deadline_us, pool_done_fn done,
-                              void *arg, struct pool_call **out, struct skep_error *err)
+                              const DLTensor *const *plain, uint64_t deadline_us,
+                              const struct pool_alarm *alarm, pool_done_fn done, void *arg,
+                              struct pool_call **out, struct skep_error *err)
 {
     skep_status rc = check_call(target, headers, tensors, plain, err);
 
@@ -290,6 +311,10 @@ skep_status pool_call_encoded(struct pool *pool, const struct pool_target *targe
     call->done = done;
     call->arg = arg;
     call->deadline.deadline_us = deadline_us;
+    if (alarm != NULL) {
+        call->alarm.deadline_us = alarm->at_us;
+        call->slow = alarm->slow;
+    }
     if (out != NULL)
         *out = call;
     loop_post(pool->loop, &call->start);

@@ -46,6 +46,8 @@ struct pool_call {
     pool_done_fn done;
     void *arg;
     struct deadline_entry deadline;
+    struct deadline_entry alarm; /* if slow is set */
+    void (*slow)(void *arg);
     enum call_state state;
     bool retried;
     struct peer *peer;             /* while CALL_WAITING */
@@ -117,10 +119,10 @@ struct pool {
     char swarm[128]; /* backs config.swarm */
     struct loop *loop;
     struct conn_group group;
-    uv_timer_t timer; /* of the nearest deadline */
+    uv_timer_t timer; /* of the nearest deadline or alarm */
     bool has_timer;
     uint64_t armed_us;
-    struct deadline_heap deadlines;
+    struct deadline_heap deadlines, alarms;
     struct link *links;
     unsigned link_count;
     unsigned lookups; /* that have not come back, wanted or not */
@@ -138,7 +140,7 @@ struct pool {
 /* Ends a call: done runs. The tensors pass to it. */
 void pool_call_finish(struct pool_call *call, const struct reply_headers *reply,
                       DLManagedTensor **tensors, bool sent, const struct skep_error *err);
-/* Looks at deadlines that have passed when the nearest one comes. */
+/* Looks at deadlines and alarms that have passed when the nearest one comes. */
 void pool_arm_deadlines(struct pool *pool);
 
 /* pool_peer.c */

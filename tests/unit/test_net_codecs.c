@@ -44,7 +44,7 @@ static void exchange_run(struct exchange *x, const char *method, enum tensor_enc
     const DLTensor *plain = &x->plain->dl_tensor;
     const DLTensor *sent = x->encoded != NULL ? &x->encoded->dl_tensor : plain;
     assert_int_equal(pool_call_encoded(x->f.pool, &target, &headers, &sent, &plain, CLOCK_NEVER,
-                                       on_done, &x->w, NULL, NULL),
+                                       NULL, on_done, &x->w, NULL, NULL),
                      SKEP_OK);
     waiter_wait(&x->w);
     server_stop(x->f.server); /* what has been sent has been counted then */

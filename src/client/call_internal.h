@@ -1,0 +1,81 @@
+/*
+ * A call to an expert: what call.c (making it, waiting for it), call_choose.c (who is asked) and
+ * call_engine.c (asking) share.
+ */
+#ifndef SKEP_CLIENT_CALL_INTERNAL_H
+#define SKEP_CLIENT_CALL_INTERNAL_H
+
+#include "client/client_internal.h"
+
+enum { CALL_ATTEMPTS = 2 }; /* a node that is asked, and one that is asked as well */
+
+/* The call at one node. All but `call` is guarded by the call's lock. */
+struct call_attempt {
+    struct skep_call *call;
+    bool open;                 /* in the pool */
+    bool hedge;                /* the second one of two */
+    unsigned serial;           /* of its use, so that a late handle is not stored */
+    struct pool_call *in_pool; /* valid while set */
+    size_t candidate;
+    uint64_t sent_us;
+};
+
+struct skep_call {
+    atomic_uint refs; /* the user's, the engine's until the call has ended, and of those at work */
+    struct skep_client *client;
+    struct skep_remote_expert *expert; /* shared */
+    bool changes_weights;
+    uint64_t deadline_us;
+    uint64_t hedge_after_us; /* 0: never */
+    bool has_preferred;
+    uint8_t preferred[PEER_ID_BYTES]; /* asked first */
+    skep_call_fn done;
+    void *arg;
+    struct call_headers *headers; /* owned: mem_free(); method, uid, request id and descriptors */
+    size_t tensor_count;
+    DLTensor *tensors; /* owned: mem_free(); their shapes are behind them in the same memory */
+    const DLTensor **tensor_pointers; /* the same memory */
+    struct compressed compressed;     /* of them */
+
+    pthread_mutex_t lock; /* guards all below */
+    pthread_cond_t ended_cond;
+    struct provider_list candidates; /* owned */
+    bool *tried;                     /* owned: one for each candidate */
+    struct call_attempt attempts[CALL_ATTEMPTS];
+    bool hedge_due;   /* the first has taken long */
+    unsigned lookups; /* for want of anyone to ask */
+    unsigned barren;  /* the last of them, that brought no new candidate */
+    bool hedge_looked_up;
+    bool looking_up;
+    bool no_more;                 /* nobody else is to be asked: last_error is the last word */
+    struct skep_error last_error; /* of attempts */
+    bool cancelled;
+    bool settled; /* error and outputs are what they will be */
+    bool finishing;
+    bool ended;
+    struct skep_error error;
+    DLManagedTensor *outputs[MESSAGE_MAX_TENSORS]; /* owned until taken */
+    size_t output_count;
+    struct bytes result; /* owned */
+    char peer_id[PEER_ID_HEX_BYTES];
+};
+
+void call_unref(struct skep_call *call);
+/* Adds providers that were not candidates before: another peer, or the same at another endpoint.
+ * With the lock held. False if memory is short. */
+bool call_add_candidates(struct skep_call *call, const struct provider *items, size_t count);
+/* Whether the expert can be looked up. */
+bool call_has_directory(const struct skep_call *call);
+/* More claim to serve it than an answer of the directory has room for. With the lock held. */
+bool call_is_crowd(const struct skep_call *call);
+uint64_t call_pace_key(const struct skep_call *call, const uint8_t *peer_id);
+/* Chooses an untried candidate; false if there is none. With the lock held; takes the client's, the
+ * pool's and the directory's in turn. */
+bool call_pick(struct skep_call *call, size_t *out);
+/* Takes the next step, or none if there is none to take. Without the lock; the caller has a
+ * reference. */
+void call_advance(struct skep_call *call);
+/* With the lock held: asks the pool to end what is open. */
+void call_stop_attempts(struct skep_call *call);
+
+#endif
