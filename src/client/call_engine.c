@@ -182,7 +182,8 @@ static void note_ended(struct skep_call *call, const struct provider *provider, 
     uint64_t key = call_pace_key(call, peer_id);
     pthread_mutex_lock(&client->lock);
     if (v.outcome == OUTCOME_GOOD) {
-        avoid_succeeded(&client->avoid, peer_id);
+        if (!call->judged_by_caller)
+            avoid_succeeded(&client->avoid, peer_id);
         pace_answered(&client->pace, key, took_us);
     } else {
         if (v.outcome == OUTCOME_BAD)

@@ -23,8 +23,8 @@ struct call_attempt {
 struct skep_call {
     atomic_uint refs; /* the user's, the engine's until the call has ended, and of those at work */
     struct skep_client *client;
-    struct skep_remote_expert *expert; /* shared */
-    bool changes_weights;
+    struct skep_remote_expert *expert;      /* shared */
+    bool changes_weights, judged_by_caller; /* as call_request */
     uint64_t deadline_us;
     uint64_t hedge_after_us; /* 0: never */
     bool has_preferred;

@@ -95,6 +95,9 @@ struct call_request {
     uint32_t timeout_ms;
     uint32_t hedge_after_ms; /* 0: the client's */
     const char *peer_id;     /* hex, who is asked first; NULL or "": anyone */
+    /* The caller looks at the answer, and tells client->avoid whether it was good: a node that
+     * answers nonsense again and again is not to be forgiven for each answer. */
+    bool judged_by_caller;
 };
 skep_status call_start(struct skep_remote_expert *expert, const struct call_request *request,
                        skep_call_fn done, void *arg, struct skep_call **out,

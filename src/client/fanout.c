@@ -113,28 +113,33 @@ static skep_status start_call(struct fanout_call *c, const struct fanout_manner 
                               uint64_t deadline_us, struct skep_error *err)
 {
     struct fanout_job *job = c->job;
-    const DLTensor *x = &job->inputs[0]->dl_tensor;
-    const DLTensor *grad = job->inputs[1] != NULL ? &job->inputs[1]->dl_tensor : NULL;
+    const DLTensor *tensors[2] = {&job->inputs[0]->dl_tensor};
     uint64_t left_ms = clock_left_ms(deadline_us);
-    struct skep_call_options options = {
+    struct call_request request = {
+        .method = c->backward ? "backward" : "forward",
+        .changes_weights = c->backward,
+        .tensors = tensors,
+        .tensor_count = 1,
+        .compression = manner->compression,
+        .grad_compression = manner->grad_compression,
         .timeout_ms = left_ms == 0           ? 1
                       : left_ms > UINT32_MAX ? UINT32_MAX
                                              : (uint32_t)left_ms,
-        .compression = manner->compression,
-        .grad_compression = manner->grad_compression,
         .hedge_after_ms = manner->hedge_after_ms,
         .peer_id = c->peer_id,
+        .judged_by_caller = true,
     };
 
+    if (c->backward) {
+        tensors[1] = &job->inputs[1]->dl_tensor;
+        request.tensor_count++;
+        request.gradient_count = 1;
+    }
     pthread_mutex_lock(&job->gate->lock);
     job->gate->open++;
     pthread_mutex_unlock(&job->gate->lock);
     atomic_fetch_add_explicit(&job->refs, 1, memory_order_relaxed);
-    if (c->backward)
-        return skep_remote_expert_backward_start(c->expert, &x, 1, &grad, 1, &options, on_ended,
-                                                 job, &job->call, err);
-    return skep_remote_expert_forward_start(c->expert, &x, 1, &options, on_ended, job, &job->call,
-                                            err);
+    return call_start(c->expert, &request, on_ended, job, &job->call, err);
 }
 
 void fanout_start(struct fanout *f, const struct fanout_manner *manner, uint64_t deadline_us)
@@ -173,35 +178,46 @@ static bool has_shape(const DLTensor *t, const struct fanout_expect *e, size_t r
     return true;
 }
 
-/* Whether the answer can be used; with the lock held. Otherwise its error says why. */
+/* Why the answer of a call cannot be used. */
+static skep_status refuse_answer(const struct fanout_call *c, const struct fanout_expect *e,
+                                 struct skep_error *err)
+{
+    const struct fanout_job *job = c->job;
+    const DLTensor *t = job->output_count > 0 ? &job->outputs[0]->dl_tensor : NULL;
+    char text[128];
+
+    if (job->output_count != 1)
+        return error_set(err, SKEP_DATA_LOSS, "expert %s: answered %zu tensors, expected one",
+                         c->expert->uid, job->output_count);
+    if (!has_shape(t, e, job->rows))
+        return error_set(err, SKEP_DATA_LOSS,
+                         "expert %s: answered %s, expected %zu rows of %d dimensions as the layer "
+                         "has them, %s",
+                         c->expert->uid, tensor_describe(t, text, sizeof(text)), job->rows, e->ndim,
+                         skep_dtype_name(e->dtype));
+    if (e->finite && !tensor_is_finite(t))
+        return error_set(err, SKEP_DATA_LOSS, "expert %s: answered NaN or infinity",
+                         c->expert->uid);
+    return SKEP_OK;
+}
+
+/* Looks at an answer, and judges its node by it. With the gate's lock held. */
 static void check_answer(struct fanout *f, struct fanout_call *c, const struct fanout_expect *e)
 {
     struct fanout_job *job = c->job;
     uint8_t peer_id[PEER_ID_BYTES];
-    char text[128];
 
     job->checked = true;
     if (job->error.status != SKEP_OK)
         return;
-    const DLTensor *t = job->output_count > 0 ? &job->outputs[0]->dl_tensor : NULL;
-    if (job->output_count != 1)
-        error_set(&job->error, SKEP_DATA_LOSS, "expert %s: answered %zu tensors, expected one",
-                  c->expert->uid, job->output_count);
-    else if (!has_shape(t, e, job->rows))
-        error_set(&job->error, SKEP_DATA_LOSS,
-                  "expert %s: answered %s, expected %zu rows of %d dimensions as the layer has "
-                  "them, %s",
-                  c->expert->uid, tensor_describe(t, text, sizeof(text)), job->rows, e->ndim,
-                  skep_dtype_name(e->dtype));
-    else if (e->finite && !tensor_is_finite(t))
-        error_set(&job->error, SKEP_DATA_LOSS, "expert %s: answered NaN or infinity",
-                  c->expert->uid);
-    else
-        return;
+    bool good = refuse_answer(c, e, &job->error) == SKEP_OK;
     if (!peer_id_parse(peer_id, job->peer_id))
         return;
     pthread_mutex_lock(&f->client->lock);
-    avoid_failed(&f->client->avoid, peer_id);
+    if (good)
+        avoid_succeeded(&f->client->avoid, peer_id);
+    else
+        avoid_failed(&f->client->avoid, peer_id);
     pthread_mutex_unlock(&f->client->lock);
 }
 

@@ -7,7 +7,9 @@
 
 #include "base/clock.h"
 
-static const double WEIGHT_OF_NEW = 0.25;
+/* Of an answer that was faster than the estimate; a slower one counts at once, because the next
+ * call is not to wait as long. */
+static const double WEIGHT_OF_FASTER = 0.25;
 
 static uint64_t now_us(const struct pace *pace)
 {
@@ -97,8 +99,8 @@ void pace_answered(struct pace *pace, uint64_t key, uint64_t took_us)
 
     if (entry == NULL)
         return;
-    if (entry->answer_us > 0)
-        took = entry->answer_us + WEIGHT_OF_NEW * (took - entry->answer_us);
+    if (took < entry->answer_us)
+        took = entry->answer_us + WEIGHT_OF_FASTER * (took - entry->answer_us);
     entry->answer_us = took;
 }
 

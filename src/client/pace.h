@@ -1,9 +1,9 @@
 /*
  * How fast nodes answer, for choosing among those that serve the same expert: the time that answers
- * take (an exponential moving average for each node and expert, as this client saw them) and how
- * many calls it has under way there. What is not used is forgotten by halves, so that a node that
- * was slow once is tried again. Bounded: in a set, the entry that was used longest ago makes room.
- * Not thread-safe.
+ * take (for each node and expert, as this client saw them: rising at once, falling as an
+ * exponential moving average) and how many calls it has under way there. What is not used is
+ * forgotten by halves, so that a node that was slow once is tried again. Bounded: in a set, the
+ * entry that was used longest ago makes room. Not thread-safe.
  */
 #ifndef SKEP_CLIENT_PACE_H
 #define SKEP_CLIENT_PACE_H

@@ -1,4 +1,5 @@
-/* A 4x4 grid "ffn." on four nodes and a client: what the tests of mixture layers share. */
+/* A grid "ffn." on several nodes and a client: what the tests of mixture layers share. 4x4 on four
+ * nodes, unless MOE_NODES, MOE_ROWS and MOE_COLUMNS say otherwise. */
 #ifndef SKEP_TESTS_MOE_GRID_H
 #define SKEP_TESTS_MOE_GRID_H
 
@@ -8,7 +9,16 @@
 
 #include "client/client_internal.h"
 
-enum { NODES = 4, SIDE = 4, EXPERTS = SIDE * SIDE, WIDTH = 6, MAX_SAMPLES = 32 };
+#ifndef MOE_NODES
+enum { MOE_NODES = 4, MOE_ROWS = 4, MOE_COLUMNS = 4 };
+#endif
+enum {
+    NODES = MOE_NODES,
+    SIDE = MOE_COLUMNS,
+    EXPERTS = MOE_ROWS * MOE_COLUMNS,
+    WIDTH = 6,
+    MAX_SAMPLES = 32,
+};
 
 /* Expert i is on node i % NODES. */
 static struct fake_node nodes[NODES];
@@ -35,6 +45,14 @@ static inline struct fake_expert *expert_of(const char *uid)
 
     assert_int_equal(uid_parse(&parsed, uid, NULL), SKEP_OK);
     return expert_at(parsed.coords[0], parsed.coords[1]);
+}
+
+/* A clock for back-offs: it stands still but for what a test adds. */
+static _Atomic uint64_t test_time_us = 1000000;
+
+static inline uint64_t test_clock(void)
+{
+    return test_time_us;
 }
 
 /* ---- life: one swarm and one client for all tests, which inherits no grudges from test to test */
@@ -71,14 +89,27 @@ static inline int stop_swarm(void **state)
     return 0;
 }
 
+static inline uint32_t calls_under_way(void)
+{
+    pthread_mutex_lock(&client->lock);
+    uint32_t count = client->in_flight;
+    pthread_mutex_unlock(&client->lock);
+    return count;
+}
+
 static inline int forget(void **state)
 {
     (void)state;
-    for (size_t n = 0; n < NODES; n++)
+    /* What was given up ends by itself, and may yet speak against its node. */
+    assert_true(NET_UNTIL(calls_under_way() == 0));
+    for (size_t n = 0; n < NODES; n++) {
         fake_release(&nodes[n]);
+        fake_mend(&nodes[n]);
+    }
     all_good();
     pthread_mutex_lock(&client->lock);
     memset(&client->avoid, 0, sizeof(client->avoid));
+    client->avoid.now_us = test_clock;
     pthread_mutex_unlock(&client->lock);
     return 0;
 }
@@ -111,7 +142,7 @@ static inline struct batch batch_new(int64_t samples, unsigned bits)
     b.x = tensor(bits, 2, samples, WIDTH);
     b.grad = tensor(bits, 2, samples, WIDTH);
     for (int d = 0; d < 2; d++) {
-        b.lines[d] = tensor(bits, 2, samples, SIDE);
+        b.lines[d] = tensor(bits, 2, samples, d == 0 ? (int)MOE_ROWS : (int)MOE_COLUMNS);
         b.scores[d] = &b.lines[d]->dl_tensor;
     }
     return b;
@@ -132,8 +163,8 @@ static inline struct skep_moe_options options(void)
     struct skep_moe_options o;
 
     skep_moe_options_init(&o);
-    o.grid = (struct skep_grid){.prefix = "ffn.", .dims = 2, .sizes = {SIDE, SIDE}};
-    o.beam_width = 16;
+    o.grid = (struct skep_grid){.prefix = "ffn.", .dims = 2, .sizes = {MOE_ROWS, MOE_COLUMNS}};
+    o.beam_width = EXPERTS;
     o.forward_timeout_ms = o.backward_timeout_ms = FAKE_PATIENCE_MS;
     o.timeout_after_k_min_ms = 0;
     return o;
@@ -169,7 +200,7 @@ static inline void break_forward(int64_t i, int64_t k, enum fake_way way)
 static inline void choose_row(struct batch *b, int64_t row)
 {
     for (int64_t s = 0; s < b->samples; s++)
-        fake_write(&b->lines[0]->dl_tensor, (size_t)(s * SIDE + row), 50);
+        fake_write(&b->lines[0]->dl_tensor, (size_t)(s * MOE_ROWS + row), 50);
 }
 
 /* Waits until all experts are found. */

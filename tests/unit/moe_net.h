@@ -13,6 +13,7 @@
 #include <skep/moe.h>
 #include "base/error.h"
 #include "base/tensor.h"
+#include "cutter.h"
 #include "dht_net.h"
 #include "net/server.h"
 
@@ -23,6 +24,7 @@ enum fake_way {
     FAKE_HANG,
     FAKE_LATE, /* answers when fake_release() is called */
     FAKE_DIE,  /* its whole node ends while the call is there */
+    FAKE_CUT,  /* its node's connections end in the middle of the answer; see fake_mend() */
     FAKE_NAN,
     FAKE_INF,
     FAKE_WRONG_WIDTH,
@@ -33,14 +35,24 @@ enum fake_way {
     FAKE_WAYS,
 };
 
-enum { FAKE_EXPERTS = 512, FAKE_HELD = 1024, FAKE_PATIENCE_MS = 20000 };
+enum {
+    FAKE_EXPERTS = 512,
+    FAKE_HELD = 1024,
+    FAKE_PATIENCE_MS = 20000,
+    FAKE_CUT_BYTES = 40, /* of an answer that is cut: fewer than any has */
+};
 
 struct fake_expert {
     char uid[UID_BYTES];
     double a, b;
+    uint32_t queued_tasks; /* as its record says; set before fake_start() */
     _Atomic(enum fake_way) forward, backward;
-    atomic_uint forward_calls, backward_calls, rows;
-    double grad_sum; /* of the gradients of its last backward; guarded by the node's lock */
+    atomic_uint forward_calls, backward_calls, rows; /* begun; rows of whole requests */
+    atomic_uint steps;                               /* backward calls carried out */
+    /* Guarded by the node's lock: */
+    double grad_sum; /* of the gradients of its last backward */
+    uint8_t last_id[SKEP_REQUEST_ID_BYTES];
+    unsigned repeats; /* backward calls with the id of the one before */
 };
 
 struct fake_node {
@@ -49,6 +61,7 @@ struct fake_node {
     struct handler *handler;
     struct fake_expert *experts;
     size_t expert_count;
+    struct cutter cutter; /* between callers and the server */
     struct thread undertaker;
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t changed;
@@ -147,7 +160,11 @@ static inline void fake_answer(struct fake_node *node, struct server_call *call,
         for (size_t i = 0; i < fake_count(&in[1]->dl_tensor); i++)
             sum += fake_read(&in[1]->dl_tensor, i);
         pthread_mutex_lock(&node->lock);
+        const struct call_headers *headers = server_call_headers(call);
         e->grad_sum = sum;
+        e->repeats += memcmp(e->last_id, headers->request_id, sizeof(e->last_id)) == 0;
+        memcpy(e->last_id, headers->request_id, sizeof(e->last_id));
+        atomic_fetch_add(&e->steps, 1);
         pthread_mutex_unlock(&node->lock);
     }
     if (way == FAKE_NAN || way == FAKE_INF)
@@ -190,6 +207,8 @@ static inline void fake_complete(void *arg, struct server_call *call)
     size_t count;
 
     atomic_fetch_add(&e->rows, (unsigned)server_call_tensors(call, &count)[0]->dl_tensor.shape[0]);
+    if (way == FAKE_CUT)
+        cutter_cut_in(&node->cutter, FAKE_CUT_BYTES);
     if (way != FAKE_HANG && way != FAKE_LATE && way != FAKE_DIE) {
         fake_answer(node, call, e, backward, way);
         return;
@@ -226,6 +245,31 @@ static inline void fake_release(struct fake_node *node)
         fake_answer(node, held[i], fake_find(node, headers->uid),
                     strcmp(headers->method, "backward") == 0, FAKE_GOOD);
     }
+}
+
+/* After FAKE_CUT: connections hold again. */
+static inline void fake_mend(struct fake_node *node)
+{
+    cutter_cut_in(&node->cutter, CUTTER_NEVER);
+}
+
+/* Whether the callers of all calls that are held have left. */
+static inline bool fake_held_are_gone(struct fake_node *node, size_t at_least)
+{
+    pthread_mutex_lock(&node->lock);
+    bool gone = node->held_count >= at_least;
+    for (size_t i = 0; i < node->held_count; i++)
+        gone = gone && server_call_is_gone(node->held[i]);
+    pthread_mutex_unlock(&node->lock);
+    return gone;
+}
+
+static inline bool fake_load(void *arg, const char *uid, struct record_load *out)
+{
+    const struct fake_expert *e = fake_find(arg, uid);
+
+    *out = (struct record_load){.queued_tasks = e != NULL ? e->queued_tasks : 0};
+    return true;
 }
 
 /* Ends the server of a node that is to die: not on one of the server's own threads. */
@@ -271,8 +315,11 @@ static inline void fake_start(struct fake_node *node, uint16_t peer, struct fake
     assert_int_equal(endpoint_parse(&config.listen, "127.0.0.1:*", true, NULL), SKEP_OK);
     if (server_new(&config, &node->server, &err) != SKEP_OK)
         fail_msg("server: %s", err.message);
-    struct handler_config handler = {.swarm = node->net.swarm, .endpoint_count = 1};
+    struct handler_config handler = {
+        .swarm = node->net.swarm, .endpoint_count = 1, .expert_load = fake_load, .arg = node};
     server_endpoint(node->server, &handler.endpoints[0]);
+    cutter_start(&node->cutter, handler.endpoints[0].port);
+    handler.endpoints[0].port = node->cutter.port;
     assert_true(count <= FAKE_EXPERTS);
     for (size_t i = 0; i < count; i++)
         list[i] = (struct handler_expert){.uid = experts[i].uid, .cls = "fake"};
@@ -293,6 +340,7 @@ static inline void fake_stop(struct fake_node *node)
     thread_join(&node->undertaker);
     handler_free(node->handler, clock_deadline_us(500));
     fake_release(node);
+    cutter_stop(&node->cutter);
     server_stop(node->server);
     server_free(node->server);
     net_stop(&node->net);

@@ -385,7 +385,6 @@ static void stragglers_are_not_waited_for_long(void **state)
     o.timeout_after_k_min_ms = 300;
     struct skep_moe *moe = layer(&o);
     uint64_t deadline = clock_deadline_us(FAKE_PATIENCE_MS / 2);
-    uint64_t asked_us = clock_mono_us();
     struct skep_moe_pass *pass = forward(moe, &b, &y);
     for (size_t s = 0; s < 4; s++)
         assert_int_equal(skep_moe_pass_answers(pass, s), 2);
@@ -396,12 +395,16 @@ static void stragglers_are_not_waited_for_long(void **state)
     skep_moe_pass_free(pass);
     skep_tensor_free(y);
 
-    /* And their nodes are passed over for a while: nobody asks the one that hangs again. On a very
-     * slow machine that while may be over. */
+    /* And their nodes are passed over for a while: nobody asks the one that hangs again. */
     unsigned before = expert_at(3, 1)->forward_calls;
     pass = forward(moe, &b, &y);
-    if (clock_mono_us() < asked_us + AVOID_FIRST_MS * UINT64_C(1000))
-        assert_int_equal(expert_at(3, 1)->forward_calls, before);
+    assert_int_equal(expert_at(3, 1)->forward_calls, before);
+    skep_moe_pass_free(pass);
+    skep_tensor_free(y);
+
+    test_time_us += AVOID_FIRST_MS * UINT64_C(1000);
+    pass = forward(moe, &b, &y);
+    assert_int_equal(expert_at(3, 1)->forward_calls, before + 1);
     skep_moe_pass_free(pass);
     skep_tensor_free(y);
     skep_moe_free(moe);
@@ -518,49 +521,6 @@ static void masked_experts_are_never_asked(void **state)
     batch_free(&b);
 }
 
-/* 30% of the experts fail in one way: every sample that has a live expert succeeds, in time. */
-static void a_third_of_the_experts_may_fail(void **state)
-{
-    static const enum fake_way ways[] = {FAKE_REFUSE, FAKE_HANG, FAKE_NAN, FAKE_WRONG_WIDTH,
-                                         FAKE_LATE};
-    (void)state;
-    for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
-        struct skep_moe_options o = options();
-        struct batch b = batch_new(MAX_SAMPLES, 32);
-        DLManagedTensor *y;
-        o.k_best = EXPERTS * 3 / 10 + 1; /* so each sample has a live one */
-        o.timeout_after_k_min_ms = 200;
-        o.forward_timeout_ms = o.backward_timeout_ms = 5000;
-        for (int n = 0, broken = 0; broken < EXPERTS * 3 / 10; n++) {
-            struct fake_expert *e = expert_at(rand() % SIDE, rand() % SIDE);
-            broken += e->forward == FAKE_GOOD;
-            e->forward = e->backward = ways[w];
-        }
-        struct skep_moe *moe = layer(&o);
-        for (int round = 0; round < 3; round++) {
-            uint64_t deadline = clock_deadline_us(2 * o.forward_timeout_ms);
-            struct skep_moe_grads grads;
-            struct skep_error err;
-            struct skep_moe_pass *pass = NULL;
-            skep_status rc = skep_moe_forward(moe, &b.x->dl_tensor, b.scores, &pass, &y, &err);
-            assert_true(clock_mono_us() < deadline);
-            if (rc != SKEP_OK)
-                fail_msg("seed %u: %s", seed, err.message);
-            for (size_t s = 0; s < MAX_SAMPLES; s++)
-                assert_true(skep_moe_pass_answers(pass, s) >= 1);
-            expect_output(pass, &b, y, 1e-5);
-            if (skep_moe_backward(pass, &b.grad->dl_tensor, &grads, &err) != SKEP_OK)
-                fail_msg("seed %u: %s", seed, err.message);
-            skep_moe_grads_free(&grads);
-            skep_moe_pass_free(pass);
-            skep_tensor_free(y);
-        }
-        skep_moe_free(moe);
-        batch_free(&b);
-        forget(NULL);
-    }
-}
-
 /* The last: a node does not come back from it. */
 static void a_node_that_dies_with_the_call_is_absent(void **state)
 {
@@ -599,7 +559,6 @@ int main(void)
         TEST(nobody_found_is_one_error_that_says_where_and_how_long),
         TEST(bad_arguments_are_named),
         TEST(masked_experts_are_never_asked),
-        TEST(a_third_of_the_experts_may_fail),
         TEST(a_node_that_dies_with_the_call_is_absent),
     };
 

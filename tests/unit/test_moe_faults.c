@@ -1,0 +1,226 @@
+/* Mixtures of which 30% of the experts fail: ten experts, each on a node of its own, so that what
+ * fails takes nothing else along. */
+enum { MOE_NODES = 10, MOE_ROWS = 2, MOE_COLUMNS = 5 };
+#define MOE_NODES MOE_NODES
+#include "moe_grid.h"
+
+enum { BROKEN = 3, K_MIN = 2, ROUNDS = 3, PASS_MS = 6000, STRAGGLER_MS = 200 };
+
+static const struct {
+    enum fake_way way;
+    const char *name;
+} ways[] = {
+    {FAKE_REFUSE, "refuse"},
+    {FAKE_HANG, "hang"},
+    {FAKE_CUT, "die in the middle of the answer"},
+    {FAKE_NAN, "answer NaN"},
+    {FAKE_WRONG_WIDTH, "answer a wrong shape"},
+    {FAKE_WRONG_ROWS, "answer a wrong number of rows"},
+    {FAKE_LATE, "answer after the deadline"},
+};
+enum { WAYS = sizeof(ways) / sizeof(ways[0]) };
+
+static struct skep_moe *moe;
+static struct batch batch;
+static struct fake_expert *broken[BROKEN];
+static struct fake_node *broken_nodes[BROKEN];
+static const char *now_failing;
+
+static struct fake_expert *expert_number(size_t i)
+{
+    return expert_at((int64_t)i / MOE_COLUMNS, (int64_t)i % MOE_COLUMNS);
+}
+
+static void break_some(size_t way)
+{
+    size_t order[EXPERTS];
+
+    now_failing = ways[way].name;
+    for (size_t i = 0; i < EXPERTS; i++)
+        order[i] = i;
+    for (size_t i = 0; i < BROKEN; i++) {
+        size_t k = i + (size_t)rand() % (EXPERTS - i), picked = order[k];
+        order[k] = order[i];
+        broken[i] = expert_number(picked);
+        broken[i]->forward = broken[i]->backward = ways[way].way;
+        broken_nodes[i] = &nodes[picked % NODES];
+    }
+}
+
+static void mend(void)
+{
+    for (size_t i = 0; i < BROKEN; i++) {
+        fake_release(broken_nodes[i]);
+        fake_mend(broken_nodes[i]);
+    }
+}
+
+static unsigned calls_of_broken(void)
+{
+    unsigned calls = 0;
+
+    for (size_t i = 0; i < BROKEN; i++)
+        calls += broken[i]->forward_calls + broken[i]->backward_calls;
+    return calls;
+}
+
+static void expect_good_outputs(const struct skep_moe_pass *pass, const DLManagedTensor *y)
+{
+    for (size_t s = 0; s < MAX_SAMPLES; s++) {
+        struct skep_moe_choice c;
+        for (size_t i = 0; i < WIDTH; i++) {
+            double expected = 0, x = fake_read(&batch.x->dl_tensor, s * WIDTH + i);
+            for (size_t r = 0; skep_moe_pass_choice(pass, s, r, &c); r++)
+                expected += c.weight * fake_value(expert_of(c.uid), x);
+            assert_true(fabs(fake_read(&y->dl_tensor, s * WIDTH + i) - expected) < 1e-5);
+        }
+    }
+}
+
+/* Forward and backward: both succeed, each within its deadline. @return how many answers the
+ * samples got together. */
+static size_t train(void)
+{
+    struct skep_moe_pass *pass;
+    struct skep_moe_grads grads;
+    struct skep_error err;
+    DLManagedTensor *y;
+    size_t answers = 0;
+
+    uint64_t deadline_us = clock_deadline_us(PASS_MS);
+    if (skep_moe_forward(moe, &batch.x->dl_tensor, batch.scores, &pass, &y, &err) != SKEP_OK)
+        fail_msg("seed %u: experts %s: %s", seed, now_failing, err.message);
+    assert_true(clock_mono_us() < deadline_us);
+    for (size_t s = 0; s < MAX_SAMPLES; s++) {
+        assert_true(skep_moe_pass_answers(pass, s) >= K_MIN);
+        answers += skep_moe_pass_answers(pass, s);
+    }
+    expect_good_outputs(pass, y);
+    mend(); /* what was late comes too late; connections hold again for backward */
+    deadline_us = clock_deadline_us(PASS_MS);
+    if (skep_moe_backward(pass, &batch.grad->dl_tensor, &grads, &err) != SKEP_OK)
+        fail_msg("seed %u: experts %s: %s", seed, now_failing, err.message);
+    assert_true(clock_mono_us() < deadline_us);
+    assert_true(tensor_is_finite(&grads.x->dl_tensor));
+    mend();
+    skep_moe_grads_free(&grads);
+    skep_moe_pass_free(pass);
+    skep_tensor_free(y);
+    return answers;
+}
+
+static void start_layer(void)
+{
+    struct skep_moe_options o = options();
+    struct skep_error err;
+
+    o.k_best = BROKEN + K_MIN; /* so each sample has k_min live experts */
+    o.k_min = K_MIN;
+    o.backward_k_min = K_MIN;
+    o.forward_timeout_ms = o.backward_timeout_ms = PASS_MS;
+    o.timeout_after_k_min_ms = STRAGGLER_MS;
+    if (skep_moe_new(client, &o, &moe, &err) != SKEP_OK)
+        fail_msg("skep_moe_new: %s", err.message);
+    batch = batch_new(MAX_SAMPLES, 32);
+}
+
+static void end_layer(void)
+{
+    skep_moe_free(moe);
+    batch_free(&batch);
+}
+
+/* Every round falls into the trap anew: back-offs have passed. */
+static void samples_with_enough_live_experts_succeed(void **state)
+{
+    (void)state;
+    start_layer();
+    for (size_t w = 0; w < WAYS; w++) {
+        break_some(w);
+        for (int round = 0; round < ROUNDS; round++) {
+            unsigned before = calls_of_broken();
+            train();
+            assert_true(calls_of_broken() > before);
+            assert_true(NET_UNTIL(calls_under_way() == 0));
+            test_time_us += AVOID_LONGEST_MS * UINT64_C(1000);
+        }
+        forget(NULL);
+    }
+    end_layer();
+}
+
+/* ... and while they last, nobody asks those that failed, and all answers come. A full queue is no
+ * failure of its node. */
+static void failing_nodes_are_avoided_for_a_while(void **state)
+{
+    (void)state;
+    start_layer();
+    for (size_t w = 0; w < WAYS; w++) {
+        if (ways[w].way == FAKE_REFUSE)
+            continue;
+        break_some(w);
+        train();
+        assert_true(NET_UNTIL(calls_under_way() == 0));
+        unsigned before = calls_of_broken();
+        for (int round = 0; round < ROUNDS; round++)
+            assert_int_equal(train(), MAX_SAMPLES * (BROKEN + K_MIN));
+        if (calls_of_broken() != before)
+            fail_msg("seed %u: experts %s: asked again %u times", seed, now_failing,
+                     calls_of_broken() - before);
+        forget(NULL);
+    }
+    end_layer();
+}
+
+/* One node fails again and again: each time it is avoided for twice as long; a success forgets. */
+static void back_off_grows_and_is_reset_by_success(void **state)
+{
+    (void)state;
+    uint64_t wait_us = AVOID_FIRST_MS * UINT64_C(1000);
+    struct fake_expert *e = expert_number(0);
+
+    start_layer();
+    /* It is the best one of all, for all. */
+    for (size_t s = 0; s < MAX_SAMPLES; s++) {
+        fake_write(&batch.lines[0]->dl_tensor, s * MOE_ROWS, 50);
+        fake_write(&batch.lines[1]->dl_tensor, s * MOE_COLUMNS, 50);
+    }
+    break_some(0);
+    for (size_t i = 0; i < BROKEN; i++)
+        broken[i]->forward = broken[i]->backward = FAKE_GOOD;
+    now_failing = "answer NaN";
+    for (int failure = 0; failure < 4; failure++) {
+        unsigned before = e->forward_calls;
+        e->forward = FAKE_NAN;
+        train();
+        assert_int_equal(e->forward_calls, before + 1);
+        test_time_us += wait_us - 1;
+        train();
+        assert_int_equal(e->forward_calls, before + 1);
+        test_time_us += 1;
+        wait_us *= 2;
+    }
+    e->forward = FAKE_GOOD;
+    train();
+    e->forward = FAKE_NAN;
+    train();
+    unsigned before = e->forward_calls;
+    test_time_us += AVOID_FIRST_MS * UINT64_C(1000);
+    train();
+    assert_int_equal(e->forward_calls, before + 1);
+    end_layer();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(samples_with_enough_live_experts_succeed),
+        TEST(failing_nodes_are_avoided_for_a_while),
+        TEST(back_off_grows_and_is_reset_by_success),
+    };
+
+    if (identity_system_init(NULL) != SKEP_OK)
+        return 1;
+    skep_log_set(SKEP_LOG_ERROR, NULL, NULL);
+    return cmocka_run_group_tests_name("moe_faults", tests, start_swarm, stop_swarm);
+}
