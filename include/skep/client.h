@@ -292,6 +292,9 @@ SKEP_API SKEP_MUST_CHECK skep_status skep_call_result(struct skep_call *call,
 /** The peer id (hex) of the node that answered; "" if none has. View of the call, after its end. */
 SKEP_API const char *skep_call_peer_id(const struct skep_call *call);
 
+/** How the first tensor of the answer travelled; NONE if there is none. After the call's end. */
+SKEP_API enum skep_compression skep_call_compression(const struct skep_call *call);
+
 /** Asks for its end; done still runs, once. The node is told that the work is not needed. */
 SKEP_API void skep_call_cancel(struct skep_call *call);
 

@@ -49,6 +49,13 @@ static const struct option_spec specs[] = {
      .help =
          "with --endpoint: lease that node for this call with the match key that a tracker gave "
          "for it"},
+    {.name = "hedge-after",
+     .kind = OPTION_INT,
+     .min = 1,
+     .max = 3600000,
+     .unit = "ms",
+     .help = "send a forward call that has no reply by then to a second node that serves the "
+             "expert, too, and take the first good answer"},
     COMPRESSION_OPTION_SPECS("how F32 inputs and outputs travel: none, float16, bfloat16, "
                              "meanstd16, uniform8, quantile8 or blockwise8; without it as the node "
                              "likes",
@@ -81,6 +88,8 @@ struct call {
     size_t result_count;
     bool answered; /* what fails then is the output file */
     double elapsed_ms;
+    enum skep_compression compression; /* of the answer */
+    struct skep_client_stats stats;    /* of the client that made this one call */
     char peer_id[SKEP_PEER_ID_TEXT_BYTES];
 };
 
@@ -106,6 +115,13 @@ static int check_usage(const struct options *o)
         return cli_usage_error(table.command, "--peer-id needs --endpoint");
     if (options_string(o, "match-key") != NULL && options_endpoint(o, "endpoint") == NULL)
         return cli_usage_error(table.command, "--match-key needs --endpoint");
+    if (options_given(o, "hedge-after") && options_string(o, "grad") != NULL)
+        return cli_usage_error(table.command,
+                               "--hedge-after is for forward calls: a backward call, "
+                               "which trains, is never sent twice");
+    if (options_given(o, "hedge-after") && (!has_input || options_endpoint(o, "endpoint") != NULL))
+        return cli_usage_error(table.command, "--hedge-after needs --input, and the nodes of a "
+                                              "swarm to choose from: not --endpoint");
     if (request_id != NULL && options_string(o, "grad") == NULL)
         return cli_usage_error(table.command, "--request-id needs --grad");
     /* A node knows a repeat by id and peer; without an identity each run is another peer. */
@@ -234,6 +250,7 @@ static skep_status call_expert(struct call *c, struct skep_error *err)
     struct skep_call_options options = {
         .compression = compression_option(c->o, "compression"),
         .grad_compression = compression_option(c->o, "grad-compression"),
+        .hedge_after_ms = (uint32_t)options_int(c->o, "hedge-after"),
     };
     struct skep_call *call;
     uint64_t start_us = clock_mono_us();
@@ -254,6 +271,7 @@ static skep_status call_expert(struct call *c, struct skep_error *err)
     rc = skep_call_result(call, c->results, TENSOR_FILE_MAX, &c->result_count, err);
     c->elapsed_ms = (double)(clock_mono_us() - start_us) / 1000.0;
     snprintf(c->peer_id, sizeof(c->peer_id), "%s", skep_call_peer_id(call));
+    c->compression = skep_call_compression(call);
     skep_call_free(call);
     c->answered = rc == SKEP_OK;
     if (rc == SKEP_OK)
@@ -272,16 +290,20 @@ static void report(const struct call *c)
         printf("%s %s: %.2f ms", c->o->positional[0], role, c->elapsed_ms);
         for (size_t i = 0; i < c->result_count; i++)
             printf(", %s", tensor_describe(&c->results[i]->dl_tensor, text, sizeof(text)));
-        printf(" -> %s\n", options_string(c->o, "output"));
+        printf("%s -> %s\n", c->stats.hedges > 0 ? ", two nodes asked" : "",
+               options_string(c->o, "output"));
         return;
     }
     shapes = json_array();
     for (size_t i = 0; i < c->result_count; i++)
         json_array_append_new(
             shapes, json_string(tensor_describe(&c->results[i]->dl_tensor, text, sizeof(text))));
-    json_print(json_pack("{s:s, s:s, s:s, s:f, s:o, s:s}", "uid", c->o->positional[0], "method",
-                         role, "peer_id", c->peer_id, "elapsed_ms", c->elapsed_ms, "tensors",
-                         shapes, "output", options_string(c->o, "output")),
+    json_print(json_pack("{s:s, s:s, s:s, s:f, s:o, s:s, s:s, s:I, s:I}", "uid",
+                         c->o->positional[0], "method", role, "peer_id", c->peer_id, "elapsed_ms",
+                         c->elapsed_ms, "tensors", shapes, "compression",
+                         skep_compression_name(c->compression), "output",
+                         options_string(c->o, "output"), "requests", (json_int_t)c->stats.requests,
+                         "hedges", (json_int_t)c->stats.hedges),
                stdout);
 }
 
@@ -301,6 +323,7 @@ static int run(struct call *c)
     rc = locate(c, client, &err);
     if (rc == SKEP_OK)
         rc = has_input ? call_expert(c, &err) : show_info(c, &err);
+    skep_client_stats(client, &c->stats);
     if (rc == SKEP_OK && has_input)
         report(c);
     skep_remote_expert_free(c->expert);

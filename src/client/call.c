@@ -272,6 +272,11 @@ const char *skep_call_peer_id(const struct skep_call *call)
     return call->peer_id;
 }
 
+enum skep_compression skep_call_compression(const struct skep_call *call)
+{
+    return tensor_encoding_setting(call->encoding);
+}
+
 void skep_call_cancel(struct skep_call *call)
 {
     pthread_mutex_lock(&call->lock);

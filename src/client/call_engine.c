@@ -212,6 +212,8 @@ static bool take_answer(struct skep_call *call, const struct call_attempt *attem
     for (size_t i = 0; i < reply->tensor_count; i++)
         call->outputs[i] = tensors[i];
     call->output_count = reply->tensor_count;
+    if (reply->tensor_count > 0)
+        call->encoding = reply->tensors[0].encoding;
     if (attempt->hedge) {
         pthread_mutex_lock(&call->client->lock);
         call->client->stats.hedge_wins++;

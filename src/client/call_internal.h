@@ -56,6 +56,7 @@ struct skep_call {
     struct skep_error error;
     DLManagedTensor *outputs[MESSAGE_MAX_TENSORS]; /* owned until taken */
     size_t output_count;
+    enum tensor_encoding encoding; /* in which the first of them came */
     struct bytes result; /* owned */
     char peer_id[PEER_ID_HEX_BYTES];
 };

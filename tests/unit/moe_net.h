@@ -53,6 +53,8 @@ struct fake_expert {
     double grad_sum; /* of the gradients of its last backward */
     uint8_t last_id[SKEP_REQUEST_ID_BYTES];
     unsigned repeats; /* backward calls with the id of the one before */
+    /* How its last call's tensors came, and were to go back: forward, backward. */
+    enum tensor_encoding came[2][2], wished[2];
 };
 
 struct fake_node {
@@ -189,6 +191,11 @@ static inline skep_status fake_started(void *arg, struct server_call *call,
     if (e == NULL)
         return error_set(err, SKEP_NOT_FOUND, "expert %s: not here", headers->uid);
     atomic_fetch_add(backward ? &e->backward_calls : &e->forward_calls, 1);
+    pthread_mutex_lock(&node->lock);
+    for (size_t i = 0; i < headers->tensor_count && i < 2; i++)
+        e->came[backward][i] = headers->tensors[i].encoding;
+    e->wished[backward] = headers->has_reply_encoding ? headers->reply_encoding : ENCODING_COUNT;
+    pthread_mutex_unlock(&node->lock);
     enum fake_way way = backward ? e->backward : e->forward;
     if (way == FAKE_REFUSE)
         return error_set(err, SKEP_RESOURCE_EXHAUSTED, "expert %s: full", e->uid);

@@ -495,6 +495,45 @@ static void bad_arguments_are_named(void **state)
     batch_free(&b);
 }
 
+static void tensors_travel_as_the_layer_says(void **state)
+{
+    (void)state;
+    struct skep_moe_options o = options();
+    struct batch b = batch_new(4, 32);
+    struct skep_moe_grads grads;
+    struct skep_error err;
+    DLManagedTensor *y;
+
+    choose_row(&b, 1);
+    o.compression = SKEP_COMPRESSION_FLOAT16;
+    o.grad_compression = SKEP_COMPRESSION_BFLOAT16;
+    struct skep_moe *moe = layer(&o);
+    struct skep_moe_pass *pass = forward(moe, &b, &y);
+    expect_output(pass, &b, y, 1e-2);
+    assert_int_equal(skep_moe_backward(pass, &b.grad->dl_tensor, &grads, &err), SKEP_OK);
+    for (int64_t k = 0; k < SIDE; k++) {
+        struct fake_expert *e = expert_at(1, k);
+        struct fake_node *node = &nodes[(SIDE + k) % NODES];
+        pthread_mutex_lock(&node->lock);
+        enum tensor_encoding seen[] = {e->came[0][0], e->wished[0], e->came[1][0], e->came[1][1],
+                                       e->wished[1]};
+        pthread_mutex_unlock(&node->lock);
+        assert_int_equal(seen[0], ENCODING_FLOAT16);
+        assert_int_equal(seen[1], ENCODING_FLOAT16);
+        assert_int_equal(seen[2], ENCODING_FLOAT16);
+        assert_int_equal(seen[3], ENCODING_BFLOAT16);
+        assert_int_equal(seen[4], ENCODING_BFLOAT16);
+    }
+    skep_moe_grads_free(&grads);
+    skep_moe_pass_free(pass);
+    skep_tensor_free(y);
+    skep_moe_free(moe);
+    o.compression = (enum skep_compression)99;
+    assert_int_equal(skep_moe_new(client, &o, &moe, &err), SKEP_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "compression"));
+    batch_free(&b);
+}
+
 static void masked_experts_are_never_asked(void **state)
 {
     (void)state;
@@ -558,6 +597,7 @@ int main(void)
         TEST(a_backward_with_too_few_answers_fails),
         TEST(nobody_found_is_one_error_that_says_where_and_how_long),
         TEST(bad_arguments_are_named),
+        TEST(tensors_travel_as_the_layer_says),
         TEST(masked_experts_are_never_asked),
         TEST(a_node_that_dies_with_the_call_is_absent),
     };
