@@ -85,11 +85,18 @@ struct skep_peer {
     int64_t expires_at;   /**< Unix seconds, of what it said */
     skep_status reached;  /**< SKEP_OK, or why a ping failed; SKEP_CANCELLED: not tried */
     double round_trip_ms; /**< of the ping; 0 unless reached is SKEP_OK */
+
+    /** Its health, as it says itself when it is pinged; these apart, since any of them may be bad
+     * while the rest is well. */
+    bool has_health;          /**< false: not asked, or it did not answer */
+    uint32_t experts_stalled; /**< of its experts */
+    uint32_t dht_peers;       /**< that answer it */
+    char reachability[16];    /**< for others, as skep_reachability_name(); "" if it doesn't say */
 };
 
 /**
  * Lists the nodes of the swarm, those that said goodbye included until their word expires.
- * @param ping  dial each and measure the round trip.
+ * @param ping  dial each, measure the round trip, and ask for its health.
  * @param out   owned: skep_peers_free(). Sorted by peer id. NULL on failure.
  * @return SKEP_NOT_FOUND: peers were asked and no node is published; SKEP_UNAVAILABLE: no peer
  * could be asked; SKEP_DEADLINE_EXCEEDED; SKEP_FAILED_PRECONDITION: the client has no DHT.
@@ -97,6 +104,19 @@ struct skep_peer {
 SKEP_API SKEP_MUST_CHECK skep_status skep_client_peers(struct skep_client *client, bool ping,
                                                        uint32_t timeout_ms, struct skep_peer **out,
                                                        size_t *count, struct skep_error *err);
+/**
+ * Asks one node for its health, without the DHT: also one that has no peers and is listed nowhere,
+ * or that others cannot reach. Works in a client without DHT too.
+ * @param endpoint  `host:port` where it serves; whoever answers there.
+ * @param out       peer_id, state and version are "", as only its record tells them. Zeroed on
+ *                  failure.
+ * @return SKEP_INVALID_ARGUMENT for a bad endpoint; SKEP_UNAVAILABLE, SKEP_DEADLINE_EXCEEDED or
+ *         what else the call failed with; SKEP_DATA_LOSS for an answer that is none.
+ */
+SKEP_API SKEP_MUST_CHECK skep_status skep_client_peer_at(struct skep_client *client,
+                                                         const char *endpoint, uint32_t timeout_ms,
+                                                         struct skep_peer *out,
+                                                         struct skep_error *err);
 SKEP_API void skep_peers_free(struct skep_peer *peers); /* NULL is allowed */
 
 #ifdef __cplusplus

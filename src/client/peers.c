@@ -9,35 +9,77 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/mp.h"
+#include "base/text.h"
 #include "base/thread.h"
 #include "client/client_internal.h"
 #include "dht/directory_collect.h"
 
-/* Pings of all peers at once. A ping is sent twice: the first opens the connection. */
+/* Pings of all peers at once. A ping is sent twice: the first opens the connection. Then comes the
+ * question for the node's health. */
 struct pings {
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t changed;
     size_t open;
 };
 
+enum ping_step { PING_CONNECTS, PING_MEASURES, PING_STATS };
+
 struct ping {
     struct pings *pings;
     struct skep_client *client;
     struct pool_target target;
     struct skep_peer *peer;
+    struct skep_error *err; /* NULL: nobody wants to know why it failed */
     uint64_t deadline_us, sent_us;
-    bool again;
+    enum ping_step step;
 };
 
 static void send_ping(struct ping *p);
 
-static void ping_over(struct ping *p, skep_status status)
+static void ping_over(struct ping *p, skep_status status, const char *why)
 {
     pthread_mutex_lock(&p->pings->lock);
     p->peer->reached = status;
+    if (status != SKEP_OK && p->err != NULL)
+        error_set(p->err, status, "%s", why);
     p->pings->open--;
     pthread_cond_signal(&p->pings->changed);
     pthread_mutex_unlock(&p->pings->lock);
+}
+
+static uint32_t read_u32(const msgpack_object *map, const char *key)
+{
+    uint64_t value = 0;
+
+    (void)mp_u64(mp_get(map, key), &value);
+    return value < UINT32_MAX ? (uint32_t)value : UINT32_MAX;
+}
+
+/* What a node leaves out stays 0 or empty. False if it is no answer at all. */
+static bool read_health(const struct bytes *result, struct skep_peer *peer)
+{
+    struct mp mp = {0};
+    uint64_t uptime_ms;
+    bool ok = mp_parse(&mp, result->data, result->len, "stats", NULL) == SKEP_OK &&
+              mp_u64(mp_get(mp.root, "uptime_ms"), &uptime_ms);
+
+    if (ok) {
+        peer->has_health = true;
+        peer->experts_stalled = read_u32(mp.root, "experts_stalled");
+        peer->dht_peers = read_u32(mp.root, "dht_peers");
+        if (!mp_str(mp_get(mp.root, "reachability"), peer->reachability,
+                    sizeof(peer->reachability)))
+            peer->reachability[0] = '\0';
+        text_tame(peer->reachability);
+        if (peer->peer_id[0] == '\0') { /* no record has said it before */
+            peer->experts = read_u32(mp.root, "experts");
+            peer->queued_tasks = read_u32(mp_get(mp.root, "forward"), "queued_tasks") +
+                                 read_u32(mp_get(mp.root, "backward"), "queued_tasks");
+        }
+    }
+    mp_free(&mp);
+    return ok;
 }
 
 static void on_pong(void *arg, const struct reply_headers *reply, DLManagedTensor **tensors,
@@ -48,27 +90,51 @@ static void on_pong(void *arg, const struct reply_headers *reply, DLManagedTenso
     (void)sent;
     for (size_t i = 0; reply != NULL && i < reply->tensor_count; i++)
         skep_tensor_free(tensors[i]);
-    if (reply == NULL || reply->status != SKEP_OK) {
-        ping_over(p, reply == NULL ? err->status : reply->status);
-    } else if (!p->again) {
-        p->again = true;
-        send_ping(p);
+    bool ok = reply != NULL && reply->status == SKEP_OK;
+    if (p->step == PING_STATS) { /* it was reached, whatever it answers to this */
+        if (ok)
+            (void)read_health(&reply->result, p->peer);
+        ping_over(p, SKEP_OK, "");
+    } else if (!ok) {
+        ping_over(p, reply == NULL ? err->status : reply->status,
+                  reply == NULL ? err->message : reply->message);
     } else {
-        p->peer->round_trip_ms = (double)(clock_mono_us() - p->sent_us) / 1000.0;
-        ping_over(p, SKEP_OK);
+        if (p->step == PING_MEASURES)
+            p->peer->round_trip_ms = (double)(clock_mono_us() - p->sent_us) / 1000.0;
+        p->step = p->step == PING_CONNECTS ? PING_MEASURES : PING_STATS;
+        send_ping(p);
     }
 }
 
 static void send_ping(struct ping *p)
 {
-    static const struct call_headers headers = {.method = "ping"};
+    static const struct call_headers ping = {.method = "ping"};
+    static const struct call_headers stats = {.method = "stats"};
     struct skep_error err = {0};
 
     p->sent_us = clock_mono_us();
-    skep_status rc = pool_call(p->client->pool, &p->target, &headers, NULL, p->deadline_us, on_pong,
-                               p, NULL, &err);
+    skep_status rc = pool_call(p->client->pool, &p->target, p->step == PING_STATS ? &stats : &ping,
+                               NULL, p->deadline_us, on_pong, p, NULL, &err);
     if (rc != SKEP_OK)
-        ping_over(p, rc);
+        ping_over(p, rc, err.message);
+}
+
+static void pings_init(struct pings *pings, size_t count)
+{
+    *pings = (struct pings){.open = count};
+    pthread_mutex_init(&pings->lock, NULL);
+    cond_init(&pings->changed);
+}
+
+/* Waits for all of them: each ends by its deadline. */
+static void pings_finish(struct pings *pings)
+{
+    pthread_mutex_lock(&pings->lock);
+    while (pings->open > 0)
+        pthread_cond_wait(&pings->changed, &pings->lock);
+    pthread_mutex_unlock(&pings->lock);
+    pthread_cond_destroy(&pings->changed);
+    pthread_mutex_destroy(&pings->lock);
 }
 
 static void fill_target(struct pool_target *target, const struct record *record, bool loopback)
@@ -105,29 +171,23 @@ static skep_status ping_all(struct skep_client *client, const struct record *con
                             struct skep_error *err)
 {
     struct ping *list = mem_calloc(count, sizeof(*list));
-    struct pings pings = {.open = count};
+    struct pings pings;
 
     if (list == NULL)
         return error_no_memory(err, "pings", count * sizeof(*list));
-    pthread_mutex_init(&pings.lock, NULL);
-    cond_init(&pings.changed);
+    pings_init(&pings, count);
     for (size_t i = 0; i < count; i++) {
         struct ping *p = &list[i];
         *p = (struct ping){
             .pings = &pings, .client = client, .peer = &peers[i], .deadline_us = deadline_us};
         if (strcmp(peers[i].state, "offline") == 0) {
-            ping_over(p, SKEP_CANCELLED);
+            ping_over(p, SKEP_CANCELLED, "");
             continue;
         }
         fill_target(&p->target, records[i], swarm_record(client->swarm)->loopback);
         send_ping(p);
     }
-    pthread_mutex_lock(&pings.lock);
-    while (pings.open > 0) /* each ends by the deadline */
-        pthread_cond_wait(&pings.changed, &pings.lock);
-    pthread_mutex_unlock(&pings.lock);
-    pthread_cond_destroy(&pings.changed);
-    pthread_mutex_destroy(&pings.lock);
+    pings_finish(&pings);
     mem_free(list);
     return SKEP_OK;
 }
@@ -220,6 +280,38 @@ skep_status skep_client_peers(struct skep_client *client, bool ping, uint32_t ti
     for (unsigned i = 0; i < RECORD_SHARDS; i++)
         collection_unref(answers[i].records);
     return rc;
+}
+
+skep_status skep_client_peer_at(struct skep_client *client, const char *endpoint,
+                                uint32_t timeout_ms, struct skep_peer *out, struct skep_error *err)
+{
+    struct skep_error why = {0};
+    struct pings pings;
+    struct skep_peer peer = {0};
+    struct ping ping = {.pings = &pings,
+                        .client = client,
+                        .target = {.endpoint_count = 1},
+                        .peer = &peer,
+                        .err = &why,
+                        .deadline_us =
+                            clock_deadline_us(timeout_ms != 0 ? timeout_ms : client->timeout_ms)};
+
+    *out = (struct skep_peer){0};
+    skep_status rc = endpoint_parse(&ping.target.endpoints[0], endpoint, false, err);
+    if (rc != SKEP_OK)
+        return rc;
+    endpoint_format(&ping.target.endpoints[0], peer.endpoint);
+    pings_init(&pings, 1);
+    send_ping(&ping);
+    pings_finish(&pings);
+    if (peer.reached != SKEP_OK) /* a failed connection names it already */
+        return strstr(why.message, peer.endpoint) != NULL
+                   ? error_set(err, peer.reached, "%s", why.message)
+                   : error_set(err, peer.reached, "%s: %s", peer.endpoint, why.message);
+    if (!peer.has_health)
+        return error_set(err, SKEP_DATA_LOSS, "%s: its answer to stats cannot be read", endpoint);
+    *out = peer;
+    return SKEP_OK;
 }
 
 void skep_peers_free(struct skep_peer *peers)

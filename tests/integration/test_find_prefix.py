@@ -127,6 +127,8 @@ def case_nodes_are_listed_with_their_round_trip():
             assert entry["state"] == "online" and entry["experts"] == experts, entry
             assert entry["endpoint"] == node.endpoint and entry["version"], entry
             assert entry["reached"] == "OK" and 0 < entry["round_trip_ms"] < 10000, entry
+            assert entry["health"]["dht_peers"] >= 1, entry
+            assert entry["health"]["experts_stalled"] == 0, entry
         assert {p["reached"] for p in peers_of(bootstrap.peer, "--no-ping").values()} == \
             {"CANCELLED"}
         out, _ = run("peers", "--initial-peers", bootstrap.peer)

@@ -1,7 +1,9 @@
 """B37: a node finds out whether others can reach it, and says which fault it is and what mends it."""
 
+import json
+
 from namespaces import Firewall, Network, need_namespaces
-from swarm import Swarm, free_port, main, run, until
+from swarm import Swarm, free_port, main, refused, run, until
 
 
 def swarm_of_askers(swarm, net):
@@ -149,6 +151,46 @@ def case_nobody_to_ask():
         bootstrap = swarm.bootstrap(listen="10.9.0.1:*", inside=net.a.inside)
         node = node_on_b(swarm, net, bootstrap)
         expect(said(node), False, "could not check: the swarm has no other node")
+
+
+def health(node, host):
+    """`skep peers` of the node alone, asked on its own host: what it says of itself."""
+    out, _ = run("peers", "--endpoint", "%s:%d" % (host, node.port), "--json",
+                 inside=node.inside)
+    (entry,) = json.loads(out)
+    assert entry["reached"] == "OK" and entry["experts"] == 1, entry
+    return entry["health"]
+
+
+def case_health_tells_its_parts_apart():
+    """B91: the process, its DHT, its reachability; of a node that nobody is led to."""
+    with Network() as net, Swarm() as swarm:
+        bootstrap = swarm_of_askers(swarm, net)
+        ports = free_port(), free_port()
+        firewall = Firewall(net.b)
+        # Nothing gets out: the node is ready and serves all the same.
+        firewall.rule("to", "10.9.0.1", "blackhole")
+        node = node_on_b(swarm, net, bootstrap, ports=ports)
+        node.inside = net.b.inside
+        assert health(node, "127.0.0.1") == {"dht_peers": 0, "experts_stalled": 0,
+                                             "reachability": "unknown"}
+        expect(said(node), False, "could not check: no DHT peer answers")
+        assert health(node, "127.0.0.1")["reachability"] == "unchecked"
+        # Then the network is there, but for inbound TCP.
+        firewall.open()
+        firewall.block("tcp", ports[0])
+        node.wait_log("gets no connection to TCP port", 90)
+        found = health(node, "10.9.0.2")
+        assert found["dht_peers"] >= 1 and found["reachability"] == "tcp_blocked", found
+        table, _ = run("peers", "--endpoint", "127.0.0.1:%d" % node.port, inside=node.inside)
+        assert "tcp_blocked" in table and "DHT peers" in table, table
+        # From elsewhere it is listed, and found to be out of reach.
+        out, _ = run("peers", "--initial-peers", bootstrap.peer, "--json", "--timeout", "4s",
+                     inside=net.a.inside)
+        entry = {p["peer_id"]: p for p in json.loads(out)}[node.facts["peer_id"]]
+        assert entry["reached"] != "OK" and entry["health"] is None, entry
+        refused((1, 4), "10.9.0.2:%d" % node.port, "peers", "--endpoint", "10.9.0.2:%d" % node.port,
+                "--timeout", "2s", inside=net.a.inside)
 
 
 need_namespaces()

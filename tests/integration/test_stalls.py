@@ -1,5 +1,6 @@
 """An expert that never comes back, of a plugin: its node takes it off the swarm and serves on."""
 
+import json
 import os
 import subprocess
 
@@ -86,6 +87,8 @@ def case_an_expert_that_blocks_for_ever_costs_itself_only():
             assert not s.stalled("b.1")
             out, _ = run("call", "b.0", "--endpoint", s.node.endpoint)
             assert "STALLED" in out, out
+            (entry,) = json.loads(run("peers", "--endpoint", s.node.endpoint, "--json")[0])
+            assert entry["health"]["experts_stalled"] == 1 and entry["experts"] == 2, entry
             refused(1, "stalled: its last batch takes too long", "call", "b.0", "--endpoint", s.node.endpoint,
                     "--input", s.good, "--output", s.out)
             for _ in range(3):
