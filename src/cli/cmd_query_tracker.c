@@ -11,7 +11,10 @@
 #include "cli/output.h"
 #include "tracker/client.h"
 
-enum { KEYS_SHOWN = 8, AFTERWARDS_MS = 2000 };
+enum {
+    KEYS_SHOWN = 8,
+    KEYS_MS = 1000, /* of the time, a quarter at most: to tell which keys there are instead */
+};
 
 static const struct option_spec specs[] = {
     {.name = "host",
@@ -311,7 +314,8 @@ static int show_summary(const struct options *o, const struct endpoint *tracker,
 
 /* Nothing came: a name that is spelled otherwise looks like an endless wait, so the names are told.
  */
-static void add_keys(const struct endpoint *tracker, const char *wanted, struct skep_error *err)
+static void add_keys(const struct endpoint *tracker, const char *wanted, uint64_t deadline_us,
+                     struct skep_error *err)
 {
     char quoted[TEXT_QUOTE_BYTES];
     char all[400] = "";
@@ -319,7 +323,7 @@ static void add_keys(const struct endpoint *tracker, const char *wanted, struct 
     const char *key;
     size_t shown = 0, len = 0;
 
-    if (ask_summary(tracker, clock_deadline_us(AFTERWARDS_MS), &summary, NULL) != SKEP_OK)
+    if (ask_summary(tracker, deadline_us, &summary, NULL) != SKEP_OK)
         return;
     json_object_foreach(json_object_get(summary, "queue_info"), key, queue)
     {
@@ -345,10 +349,12 @@ static int request(const struct options *o, const struct endpoint *tracker, uint
     json_t *resource;
     bool written = tracker_write_request(&message, tracker_text(key), tracker_text(""),
                                          options_int(o, "priority"));
-    skep_status rc = ask(tracker, &message, written, deadline_us, &resource, &err);
+    uint64_t all_ms = (uint64_t)options_int(o, "timeout");
+    uint64_t keys_ms = all_ms / 4 < KEYS_MS ? all_ms / 4 : KEYS_MS;
+    skep_status rc = ask(tracker, &message, written, deadline_us - keys_ms * 1000, &resource, &err);
 
     if (rc == SKEP_DEADLINE_EXCEEDED)
-        add_keys(tracker, key, &err);
+        add_keys(tracker, key, deadline_us, &err);
     if (rc != SKEP_OK)
         return cli_fail(table.command, &err);
     const char *host = json_string_value(json_array_get(resource, 0));

@@ -215,62 +215,63 @@ static void try_next(struct tracker_client *client)
 
 void client_drop_lookup(struct tracker_client *client)
 {
-    if (client->lookup == NULL)
+    struct client_lookup *lookup = client->lookup;
+
+    if (lookup == NULL)
         return;
-    client->lookup->client = NULL;
-    uv_cancel((uv_req_t *)&client->lookup->request); /* on_looked_up() still comes */
     client->lookup = NULL;
+    lookup->client = NULL;
+    bool posted = lookup_end(lookup->lookup);
+    lookup->lookup = NULL;
+    if (!posted) /* else the job frees it */
+        mem_free(lookup);
 }
 
-static void on_looked_up(uv_getaddrinfo_t *request, int status, struct addrinfo *list)
+/* On the loop's thread. */
+static void take_addresses(struct loop_job *job)
 {
-    struct client_lookup *lookup = request->data;
+    struct client_lookup *lookup = (struct client_lookup *)job;
     struct tracker_client *client = lookup->client;
-    char what[160];
+    struct lookup_result *r = &lookup->result;
 
-    loop_enter(lookup->loop);
     if (client != NULL) {
         client->lookup = NULL;
-        for (const struct addrinfo *a = list;
-             a != NULL && client->address_count < CLIENT_MAX_ADDRESSES; a = a->ai_next) {
-            struct address *to = &client->addresses[client->address_count];
-            if (a->ai_addrlen > sizeof(to->sa))
-                continue;
-            *to = (struct address){.len = a->ai_addrlen};
-            memcpy(&to->sa, a->ai_addr, a->ai_addrlen);
-            client->address_count++;
-        }
-        snprintf(what, sizeof(what), "the name cannot be resolved: %s",
-                 status != 0 ? uv_strerror(status) : "it has no address");
-        if (client->address_count > 0)
+        lookup_end(lookup->lookup);
+        client->address_count = r->count;
+        memcpy(client->addresses, r->addresses, r->count * sizeof(r->addresses[0]));
+        if (r->status == SKEP_OK)
             try_next(client);
         else
-            client_fail_with(client, SKEP_UNAVAILABLE, what);
+            client_fail(client, &r->err); /* it names the host */
     }
-    uv_freeaddrinfo(list);
     mem_free(lookup);
+}
+
+/* On the lookup's thread, while the client waits for it: so its loop is there. */
+static void on_looked_up(void *arg, const struct lookup_result *result)
+{
+    struct client_lookup *lookup = arg;
+
+    lookup->result = *result;
+    lookup->job.run = take_addresses;
+    loop_post(lookup->loop, &lookup->job);
 }
 
 static void look_up(struct tracker_client *client)
 {
-    struct addrinfo hints = {
-        .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
     struct client_lookup *lookup = mem_calloc(1, sizeof(*lookup));
-    char port[8];
+    struct skep_error err;
 
     if (lookup == NULL) {
         client_fail_with(client, SKEP_RESOURCE_EXHAUSTED, "out of memory");
         return;
     }
-    snprintf(port, sizeof(port), "%u", (unsigned)client->config.tracker.port);
     lookup->loop = client->config.loop;
     lookup->client = client;
-    lookup->request.data = lookup;
-    int rc = uv_getaddrinfo(loop_uv(lookup->loop), &lookup->request, on_looked_up,
-                            client->config.tracker.host, port, &hints);
-    if (rc != 0) {
+    if (lookup_start(&client->config.tracker, on_looked_up, lookup, &lookup->lookup, &err) !=
+        SKEP_OK) {
         mem_free(lookup);
-        client_fail_with(client, SKEP_UNAVAILABLE, uv_strerror(rc));
+        client_fail(client, &err);
         return;
     }
     client->lookup = lookup;

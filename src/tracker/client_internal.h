@@ -2,9 +2,8 @@
 #ifndef SKEP_TRACKER_CLIENT_INTERNAL_H
 #define SKEP_TRACKER_CLIENT_INTERNAL_H
 
+#include "base/lookup.h"
 #include "tracker/client.h"
-
-enum { CLIENT_MAX_ADDRESSES = 16 }; /* of one name */
 
 struct tracker_call {
     struct tracker_call *next;
@@ -23,10 +22,14 @@ struct client_link {
     struct tracker_client *client; /* NULL: dropped */
 };
 
+/* A name that is being looked up. It comes back to the loop as a job, which may find that nobody
+ * waits for it any more. */
 struct client_lookup {
-    uv_getaddrinfo_t request;
+    struct loop_job job; /* first, so that the pointers convert */
     struct loop *loop;
-    struct tracker_client *client; /* NULL: nobody waits for it any more */
+    struct lookup *lookup;
+    struct tracker_client *client; /* NULL: dropped. The loop's thread only */
+    struct lookup_result result;
 };
 
 struct tracker_client {
@@ -44,7 +47,7 @@ struct tracker_client {
 
     struct client_lookup *lookup; /* under way; NULL: none */
     struct client_link *link;     /* NULL: none */
-    struct address addresses[CLIENT_MAX_ADDRESSES];
+    struct address addresses[LOOKUP_MAX_ADDRESSES];
     size_t address_count, address_at;
     uint64_t connect_deadline_us; /* for all addresses */
     uint64_t address_deadline_us; /* for the present one */

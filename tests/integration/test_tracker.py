@@ -421,7 +421,7 @@ def case_query_tracker():
             assert json.loads(out) == {"host": "127.0.0.1", "port": 9090, "match_key": "m"}
             # B11: a name that is spelled otherwise looks like an endless wait.
             said = refused(4, ["Rasp3b", "rasp3b", "gpu"], "query-tracker", *at, "--request", "Rasp3b",
-                           "--timeout", "%dms" % (300 * PATIENCE))
+                           "--timeout", "%dms" % (2000 * PATIENCE))
             assert "in time" in said
             until(lambda: queue(a, "Rasp3b") == (0, 0), 10, "its request is withdrawn")
 
