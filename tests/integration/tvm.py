@@ -160,9 +160,9 @@ class Server(threading.Thread):
         self.registrations += 1
 
     def offer(self, match_key):
+        self.match_keys.append(match_key)  # before others can see that it is free
         self.must_succeed('[%d, "%s", [%d, "%s"], %s]' % (PUT, self.key, self.port, match_key,
                                                         json.dumps(self.custom_address)))
-        self.match_keys.append(match_key)
 
     def accept(self):
         old, unmatched = set(), 0
