@@ -160,7 +160,8 @@ static skep_status wrap(struct skep_safetensors *file, bool is_summed, struct ch
     return SKEP_OK;
 }
 
-skep_status checkpoint_open(const char *path, struct checkpoint **out, struct skep_error *err)
+static skep_status open_file(const char *path, bool is_summed, struct checkpoint **out,
+                             struct skep_error *err)
 {
     struct skep_safetensors *file;
     skep_status rc = skep_safetensors_open(path, &file, err);
@@ -168,10 +169,20 @@ skep_status checkpoint_open(const char *path, struct checkpoint **out, struct sk
     *out = NULL;
     if (rc != SKEP_OK)
         return rc;
-    rc = wrap(file, true, out, err);
+    rc = wrap(file, is_summed, out, err);
     if (rc != SKEP_OK)
         error_prefix(err, "%s", path);
     return rc;
+}
+
+skep_status checkpoint_open(const char *path, struct checkpoint **out, struct skep_error *err)
+{
+    return open_file(path, true, out, err);
+}
+
+skep_status checkpoint_peek(const char *path, struct checkpoint **out, struct skep_error *err)
+{
+    return open_file(path, false, out, err);
 }
 
 static skep_status parse(const void *data, size_t len, bool is_summed, struct checkpoint **out,

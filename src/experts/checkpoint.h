@@ -54,7 +54,11 @@ struct checkpoint;
  */
 SKEP_MUST_CHECK skep_status checkpoint_open(const char *path, struct checkpoint **out,
                                             struct skep_error *err);
-/* The same over bytes in memory. @param data borrowed until checkpoint_close(). */
+/* The same without reading the tensors: what is damaged is not noticed, so it must not be used but
+ * for its header. */
+SKEP_MUST_CHECK skep_status checkpoint_peek(const char *path, struct checkpoint **out,
+                                            struct skep_error *err);
+/* checkpoint_open() over bytes in memory. @param data borrowed until checkpoint_close(). */
 SKEP_MUST_CHECK skep_status checkpoint_parse(const void *data, size_t len, struct checkpoint **out,
                                              struct skep_error *err);
 void checkpoint_close(struct checkpoint *checkpoint); /* NULL is allowed */

@@ -326,11 +326,13 @@ void checkpoint_dir_clean(const struct checkpoint_dir *dir, const char *uid)
 
 /* --- loading ------------------------------------------------------------------------------- */
 
-static skep_status try_one(const char *path, checkpoint_use_fn use, void *arg,
+typedef skep_status (*open_fn)(const char *path, struct checkpoint **out, struct skep_error *err);
+
+static skep_status try_one(const char *path, open_fn opens, checkpoint_use_fn use, void *arg,
                            struct skep_error *err)
 {
     struct checkpoint *checkpoint;
-    skep_status rc = checkpoint_open(path, &checkpoint, err);
+    skep_status rc = opens(path, &checkpoint, err);
 
     if (rc != SKEP_OK)
         return rc;
@@ -343,7 +345,7 @@ static skep_status try_one(const char *path, checkpoint_use_fn use, void *arg,
 
 /* Tries generations, newest first, until one can be used. */
 static skep_status try_all(const char *folder, const struct generation *list, size_t count,
-                           checkpoint_use_fn use, void *arg, struct skep_error *err)
+                           open_fn opens, checkpoint_use_fn use, void *arg, struct skep_error *err)
 {
     struct skep_error first = {0};
     char name[NAME_MAX + 1];
@@ -352,7 +354,7 @@ static skep_status try_all(const char *folder, const struct generation *list, si
         struct skep_error why = {0};
         generation_name(&list[i], name);
         char *path = join_path(folder, name);
-        skep_status rc = path != NULL ? try_one(path, use, arg, &why)
+        skep_status rc = path != NULL ? try_one(path, opens, use, arg, &why)
                                       : error_no_memory(&why, folder, sizeof(name));
 
         mem_free(path);
@@ -373,8 +375,8 @@ static skep_status try_all(const char *folder, const struct generation *list, si
                      folder, count, first.message);
 }
 
-skep_status checkpoint_dir_load(const struct checkpoint_dir *dir, const char *uid,
-                                checkpoint_use_fn use, void *arg, struct skep_error *err)
+static skep_status find_usable(const struct checkpoint_dir *dir, const char *uid, open_fn opens,
+                               checkpoint_use_fn use, void *arg, struct skep_error *err)
 {
     struct generation *list = NULL;
     size_t count = 0;
@@ -390,10 +392,22 @@ skep_status checkpoint_dir_load(const struct checkpoint_dir *dir, const char *ui
     if (rc == SKEP_OK && count == 0)
         rc = error_set(err, SKEP_NOT_FOUND, "%s: holds no checkpoint", folder);
     if (rc == SKEP_OK)
-        rc = try_all(folder, list, count, use, arg, err);
+        rc = try_all(folder, list, count, opens, use, arg, err);
     mem_free(list);
     mem_free(folder);
     return rc;
+}
+
+skep_status checkpoint_dir_load(const struct checkpoint_dir *dir, const char *uid,
+                                checkpoint_use_fn use, void *arg, struct skep_error *err)
+{
+    return find_usable(dir, uid, checkpoint_open, use, arg, err);
+}
+
+skep_status checkpoint_dir_peek(const struct checkpoint_dir *dir, const char *uid,
+                                checkpoint_use_fn use, void *arg, struct skep_error *err)
+{
+    return find_usable(dir, uid, checkpoint_peek, use, arg, err);
 }
 
 /* --- saving -------------------------------------------------------------------------------- */

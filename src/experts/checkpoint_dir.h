@@ -73,6 +73,11 @@ SKEP_MUST_CHECK skep_status checkpoint_dir_load(const struct checkpoint_dir *dir
                                                 checkpoint_use_fn use, void *arg,
                                                 struct skep_error *err);
 
+/* The same by headers alone, which takes no time: the contents may be damaged all the same. */
+SKEP_MUST_CHECK skep_status checkpoint_dir_peek(const struct checkpoint_dir *dir, const char *uid,
+                                                checkpoint_use_fn use, void *arg,
+                                                struct skep_error *err);
+
 /*
  * Saves an expert's copy as its newest checkpoint and removes all but the newest `keep` (0: none is
  * removed). On failure those that are there stay as they are.

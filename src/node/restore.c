@@ -280,7 +280,7 @@ skep_status node_find_saved(struct skep_node *node, const struct pattern_wish *w
         if (rc != SKEP_OK || check_entry(node, names[i], &wish->pattern, NULL) != SKEP_OK ||
             is_hosted(node, names[i]))
             continue;
-        rc = checkpoint_dir_load(&node->checkpoints, names[i], compare_kept, &kept, err);
+        rc = checkpoint_dir_peek(&node->checkpoints, names[i], compare_kept, &kept, err);
         if (rc == SKEP_NOT_FOUND) /* its first save was cut short */
             rc = SKEP_OK;
         if (kept.fits && (*count)++ < wish->count)

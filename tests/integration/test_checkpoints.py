@@ -316,6 +316,17 @@ def case_experts_of_a_pattern_go_on_after_a_restart():
         assert fewer == more[:1], (fewer, more)
         assert "holds 4 experts" in fourth.read_log()
         assert fourth.stop() == 0
+        # One whose newest is damaged goes on from the one before.
+        fifth, again = start("fifth", 4, "--checkpoint-period", "1000")
+        assert again == more, (again, more)
+        Trainer(fifth, trained).step(1)
+        assert fifth.stop() == 0
+        assert [g[1] for g in generations(folder, trained)] == [2, 1], os.listdir(folder)
+        damage(newest_path(folder, trained), "flipped")
+        sixth, again = start("sixth", 4)
+        assert again == more, (again, more)
+        assert info(sixth, trained)["updates"] == 1
+        assert sixth.stop() == 0
         other, new = start("other", 2, size=8)
         assert not set(new) & set(more), (new, more)
         assert "is not hosted" in other.read_log()

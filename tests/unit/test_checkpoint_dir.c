@@ -91,6 +91,25 @@ static uint64_t loaded_updates(struct place *p)
     return updates;
 }
 
+static skep_status note_updates(void *arg, const struct checkpoint *c, const char *path,
+                                struct skep_error *err)
+{
+    (void)path;
+    (void)err;
+    *(uint64_t *)arg = checkpoint_header(c)->counters.updates;
+    return SKEP_OK;
+}
+
+/* Of the newest whose header is whole. */
+static uint64_t peeked_updates(struct place *p)
+{
+    uint64_t updates = UINT64_MAX;
+    struct skep_error err;
+
+    must(checkpoint_dir_peek(&p->dir, UID_TEXT, note_updates, &updates, &err), &err);
+    return updates;
+}
+
 static void put(const struct place *p, const char *name, const char *text)
 {
     char path[600];
@@ -162,10 +181,12 @@ static void damaged_and_foreign_ones_are_passed_over(void **state)
     data[len - 1] ^= 1;
     write_file(path, data, len);
     assert_int_equal(loaded_updates(p), 1);
+    assert_int_equal(peeked_updates(p), 2); /* the damage is behind the header */
     put(p, "checkpoint_9_9.safetensors", "PK\003\004");
     put(p, "checkpoint_10_10.safetensors", "");
     assert_int_equal(mkdir(inside(p, "checkpoint_11_11.safetensors", path), 0777), 0);
     assert_int_equal(loaded_updates(p), 1);
+    assert_int_equal(peeked_updates(p), 2);
     /* The next one gets a number of its own, and is the newest. */
     train(e, 2, 3);
     save(p, e, 9);
