@@ -10,6 +10,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "base/thread.h"
 #include "cli/bench_stats.h"
 #include "dht/directory_collect.h"
@@ -293,6 +294,21 @@ out:
 
 /* ---- finding ---- */
 
+/* A figure below 100% explains nothing: how often each status was the reason. */
+static void tell_misses(const struct batch *b, const struct lookup_result *results)
+{
+    size_t counts[SKEP_UNAUTHENTICATED + 1] = {0};
+
+    for (size_t i = 0; i < b->count; i++)
+        if ((size_t)results[i].status < sizeof(counts) / sizeof(counts[0]))
+            counts[results[i].status]++;
+    for (size_t s = 0; s < sizeof(counts) / sizeof(counts[0]); s++)
+        if (counts[s] > 0 && s != SKEP_OK)
+            log_warn("bench: experts %zu to %zu: %zu times %s, in %.0f ms", b->first,
+                     b->first + b->count - 1, counts[s], skep_status_name((skep_status)s),
+                     (double)b->answer.ns / 1e6);
+}
+
 static skep_status get(struct batch *b, struct skep_error *err)
 {
     struct lookup_result *results = mem_calloc(b->count, sizeof(*results));
@@ -307,6 +323,8 @@ static skep_status get(struct batch *b, struct skep_error *err)
     for (size_t i = 0; i < b->count; i++)
         b->answer.good += results[i].status == SKEP_OK &&
                           results[i].providers[0].endpoints[0].port == b->endpoint.port;
+    if (b->answer.good < b->answer.asked)
+        tell_misses(b, results);
     mem_free(results);
     return rc;
 }
