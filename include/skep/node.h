@@ -270,8 +270,9 @@ struct skep_pool_stats {
     uint64_t expired;   /**< dropped: the deadline had passed */
     uint64_t cancelled; /**< dropped: the caller had gone */
     uint64_t failed;    /**< the expert failed */
-    uint64_t busy_us;
-    uint64_t wait_us; /**< sum over tasks */
+    uint64_t busy_us;   /**< sum over batches */
+    uint64_t wait_us;   /**< sum over tasks: in the queue */
+    uint64_t work_us;   /**< sum over tasks: from the start of their batch to its end */
     uint64_t queued_tasks;
     bool stalled;
 };

@@ -5,7 +5,8 @@
  *
  * A client does one thing after the other: it picks an expert, waits for forward, then for backward
  * if asked for. Clients share connections, each of which has an identity, a handshake and a thread
- * of its own; all send the same rows.
+ * of its own; all send the same rows. A client that meets a full queue tries again when there is
+ * room.
  */
 #include <inttypes.h>
 #include <pthread.h>
@@ -26,6 +27,8 @@
 
 enum {
     MAX_CONNECTIONS = 64,
+    MIN_CONNECTIONS = 8,
+    REPLIES_BYTES = 64 << 20, /* a node's max_reply_backlog, for a connection */
     MAX_RUNS = 100,
     CALL_TIMEOUT_MS = 3600000, /* the last of a full queue waits for all before it */
     SHOW_MS = 200,
@@ -96,8 +99,8 @@ static const struct option_spec specs[] = {
      .kind = OPTION_INT,
      .min = 1,
      .max = MAX_CONNECTIONS,
-     .default_text = "8",
-     .help = "encrypted connections that the clients share"},
+     .help = "encrypted connections that the clients share; unless told, 8, or so many that 64 MiB "
+             "of replies at most are on their way over one, which is what a node allows"},
     {.name = "runs",
      .kind = OPTION_INT,
      .min = 1,
@@ -149,6 +152,8 @@ struct run {
     pthread_cond_t changed;
     size_t clients_left;
     uint64_t calls, call_ns; /* that have ended, and their time */
+    struct caller *held;     /* whom a full queue has refused, to try again */
+    uint64_t held_ns;        /* how long they have been held */
     struct skep_error error; /* the first */
 };
 
@@ -160,6 +165,8 @@ struct caller {
     int64_t batches_left;
     bool is_backward;
     uint64_t start_ns;
+    struct caller *next_held;
+    uint64_t held_since_ns;
 };
 
 /* ---- one client */
@@ -190,7 +197,7 @@ static bool note_call(struct run *run, uint64_t ns)
 
 static void call_done(struct skep_call *call, void *arg);
 
-static void start_call(struct caller *c)
+static void send_call(struct caller *c)
 {
     const DLTensor *rows[1] = {&c->run->rows->dl_tensor};
     const DLTensor *ones[1] = {&c->run->ones->dl_tensor};
@@ -199,7 +206,6 @@ static void start_call(struct caller *c)
     struct skep_error err;
     skep_status rc;
 
-    c->start_ns = bench_now_ns();
     if (c->is_backward)
         rc = skep_remote_expert_backward_start(c->expert, rows, 1, ones, 1, &options, call_done, c,
                                                &call, &err);
@@ -208,6 +214,41 @@ static void start_call(struct caller *c)
                                               &err);
     if (rc != SKEP_OK)
         end_client(c, &err);
+}
+
+static void start_call(struct caller *c)
+{
+    c->start_ns = bench_now_ns();
+    send_call(c);
+}
+
+/* Keeps a client whose call met a full queue, until there is likely to be room. */
+static void hold(struct caller *c)
+{
+    struct run *run = c->run;
+
+    c->held_since_ns = bench_now_ns();
+    pthread_mutex_lock(&run->lock);
+    c->next_held = run->held;
+    run->held = c;
+    pthread_mutex_unlock(&run->lock);
+}
+
+/* Lets clients that are held try again, `count` of them. */
+static void release(struct run *run, size_t count)
+{
+    for (; count > 0; count--) {
+        pthread_mutex_lock(&run->lock);
+        struct caller *c = run->held;
+        if (c != NULL) {
+            run->held = c->next_held;
+            run->held_ns += bench_now_ns() - c->held_since_ns;
+        }
+        pthread_mutex_unlock(&run->lock);
+        if (c == NULL)
+            return;
+        send_call(c);
+    }
 }
 
 static void call_done(struct skep_call *call, void *arg)
@@ -222,6 +263,11 @@ static void call_done(struct skep_call *call, void *arg)
     if (rc == SKEP_OK)
         skep_tensor_free(result);
     skep_call_free(call);
+    if (rc == SKEP_RESOURCE_EXHAUSTED && err.retry_after_ms > 0) {
+        hold(c);
+        return;
+    }
+    release(c->run, 1); /* what has ended has left room */
     if (rc != SKEP_OK) {
         end_client(c, &err);
     } else if (!note_call(c->run, ns)) {
@@ -283,7 +329,7 @@ static skep_status start_node(struct run *run, struct skep_error *err)
     snprintf(experts, sizeof(experts), "%" PRId64, p->experts);
     snprintf(hidden, sizeof(hidden), "%" PRId64, run->plan->hidden);
     snprintf(max_batch, sizeof(max_batch), "%" PRId64, p->max_batch);
-    snprintf(queue, sizeof(queue), "%" PRId64, p->clients + 1); /* nothing is ever refused */
+    snprintf(queue, sizeof(queue), "%" PRId64, p->clients + 1); /* one each at a time */
     snprintf(handlers, sizeof(handlers), "%" PRId64, p->handlers);
     return bench_node_start(&run->node, arguments, err);
 }
@@ -377,6 +423,10 @@ static skep_status call_all(struct run *run, struct caller *callers, double *sec
     while (run->clients_left > 0) {
         (void)cond_wait_until(&run->changed, &run->lock, clock_deadline_us(SHOW_MS));
         show_calls(run, progress);
+        /* In case that nothing ends any more while somebody is held. */
+        pthread_mutex_unlock(&run->lock);
+        release(run, (size_t)p->clients);
+        pthread_mutex_lock(&run->lock);
     }
     pthread_mutex_unlock(&run->lock);
     *seconds = (double)(bench_now_ns() - start_ns) / 1e9;
@@ -391,20 +441,17 @@ static double count_of(const json_t *stats, const char *direction, const char *k
 }
 
 /* What the node has counted, in microseconds: every task waits for its own turn, and for the whole
- * batch that it is worked on with. */
+ * batch that it is worked on with. Clients that were refused have waited too. */
 static void add_shares(const struct run *run, const json_t *stats, struct figures *f)
 {
     static const char *const directions[] = {"forward", "backward"};
-    double waiting = 0.0, compute = 0.0, busy = 0.0;
+    double waiting = (double)run->held_ns / 1e3, compute = 0.0, busy = 0.0;
     double all = (double)run->call_ns / 1e3;
 
     for (int i = 0; i < 2; i++) {
-        double batches = count_of(stats, directions[i], "batches");
-        double us = count_of(stats, directions[i], "busy_us");
-
         waiting += count_of(stats, directions[i], "wait_us");
-        compute += batches > 0.0 ? us * count_of(stats, directions[i], "tasks") / batches : 0.0;
-        busy += us;
+        compute += count_of(stats, directions[i], "work_us");
+        busy += count_of(stats, directions[i], "busy_us");
     }
     f->waiting_share = 100.0 * waiting / all;
     f->compute_share = 100.0 * compute / all;
@@ -502,9 +549,11 @@ static skep_status add_rows(struct bench_report *report, const struct plan *plan
     skep_status rc = SKEP_OK;
 
     snprintf(name, sizeof(name),
-             "%s %s, %" PRId64 " expert%s, %" PRId64 " x %" PRId64 " x %" PRId64 " rows; compute",
+             "%s %s, %" PRId64 " expert%s, %" PRId64 " x %" PRId64 " x %" PRId64
+             " rows, %zu connection%s; compute",
              p->cls, p->backward ? "forward+backward" : "forward", p->experts,
-             p->experts == 1 ? "" : "s", p->clients, p->batches, p->rows);
+             p->experts == 1 ? "" : "s", p->clients, p->batches, p->rows, plan->connections,
+             plan->connections == 1 ? "" : "s");
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]) && rc == SKEP_OK; i++)
         rc = add_row(report, rows[i].name, rows[i].unit, figures, plan->runs, rows[i].value,
                      rows[i].baseline, err);
@@ -519,6 +568,22 @@ static void take_option(const struct options *o, const char *name, int64_t *valu
         *value = options_int(o, name);
 }
 
+static size_t choose_connections(const struct options *o, const struct plan *plan)
+{
+    int64_t clients = plan->preset.clients;
+    int64_t reply = plan->preset.rows * plan->hidden * (int64_t)sizeof(float);
+    int64_t together = reply < REPLIES_BYTES ? REPLIES_BYTES / reply : 1; /* clients of one */
+    int64_t count = (clients + together - 1) / together;
+
+    if (count < MIN_CONNECTIONS)
+        count = MIN_CONNECTIONS;
+    if (options_given(o, "num-connections"))
+        count = options_int(o, "num-connections");
+    if (count > MAX_CONNECTIONS)
+        count = MAX_CONNECTIONS;
+    return (size_t)(count < clients ? count : clients);
+}
+
 static struct plan plan_of(const struct options *o)
 {
     const char *wanted = options_string(o, "preset");
@@ -526,7 +591,6 @@ static struct plan plan_of(const struct options *o)
         .preset = presets[0],
         .hidden = options_int(o, "hidden-dim"),
         .precision = options_string(o, "precision"),
-        .connections = (size_t)options_int(o, "num-connections"),
         .runs = (size_t)options_int(o, "runs"),
     };
 
@@ -541,8 +605,7 @@ static struct plan plan_of(const struct options *o)
         plan.preset.max_batch = 4 * plan.preset.rows;
     if (plan.preset.max_batch < plan.preset.rows)
         plan.preset.max_batch = plan.preset.rows;
-    if ((int64_t)plan.connections > plan.preset.clients)
-        plan.connections = (size_t)plan.preset.clients;
+    plan.connections = choose_connections(o, &plan);
     return plan;
 }
 

@@ -533,12 +533,13 @@ static void print_ready(struct skep_node *node)
 
 static json_t *json_pool(const struct skep_pool_stats *p)
 {
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "tasks",
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b}", "tasks",
                      (json_int_t)p->tasks, "batches", (json_int_t)p->batches, "examples",
                      (json_int_t)p->examples, "refused", (json_int_t)p->refused, "expired",
                      (json_int_t)p->expired, "cancelled", (json_int_t)p->cancelled, "failed",
                      (json_int_t)p->failed, "busy_us", (json_int_t)p->busy_us, "wait_us",
-                     (json_int_t)p->wait_us, "queued_tasks", (json_int_t)p->queued_tasks);
+                     (json_int_t)p->wait_us, "work_us", (json_int_t)p->work_us, "queued_tasks",
+                     (json_int_t)p->queued_tasks, "stalled", p->stalled);
 }
 
 static json_t *json_tracker(struct skep_node *node, const struct skep_node_stats *s)

@@ -202,6 +202,7 @@ static void pool_stats(struct task_pool *pool, struct skep_pool_stats *out)
         .failed = stats.failed,
         .busy_us = stats.busy_us,
         .wait_us = stats.wait_us_sum,
+        .work_us = stats.work_us_sum,
         .queued_tasks = stats.queued_tasks,
         .stalled = stats.stalled,
     };
@@ -233,6 +234,7 @@ void pool_stats_add(struct skep_pool_stats *sum, const struct skep_pool_stats *m
     sum->failed += more->failed;
     sum->busy_us += more->busy_us;
     sum->wait_us += more->wait_us;
+    sum->work_us += more->work_us;
     sum->queued_tasks += more->queued_tasks;
     sum->stalled = sum->stalled || more->stalled;
 }

@@ -118,7 +118,7 @@ void report_info(struct service *service, struct server_call *call, const struct
 
 static void put_pool(struct report *r, const char *key, const struct skep_pool_stats *pool)
 {
-    put_map(r, key, 11);
+    put_map(r, key, 12);
     put_uint(r, "tasks", pool->tasks);
     put_uint(r, "batches", pool->batches);
     put_uint(r, "examples", pool->examples);
@@ -128,6 +128,7 @@ static void put_pool(struct report *r, const char *key, const struct skep_pool_s
     put_uint(r, "failed", pool->failed);
     put_uint(r, "busy_us", pool->busy_us);
     put_uint(r, "wait_us", pool->wait_us);
+    put_uint(r, "work_us", pool->work_us);
     put_uint(r, "queued_tasks", pool->queued_tasks);
     put_bool(r, "stalled", pool->stalled);
 }

@@ -83,6 +83,7 @@ static void count_batch(struct runtime *runtime, const struct batch *batch, uint
     pool->stats.tasks += batch->task_count;
     pool->stats.examples += (uint64_t)batch->rows;
     pool->stats.busy_us += elapsed_us;
+    pool->stats.work_us_sum += elapsed_us * batch->task_count;
     if (batch->status != SKEP_OK)
         pool->stats.failed += batch->task_count;
     runtime->stats.batches++;

@@ -82,8 +82,9 @@ struct task_pool_config {
 
 struct task_pool_stats {
     uint64_t tasks, batches, examples, refused, expired, cancelled, failed;
-    uint64_t busy_us, wait_us_sum;
-    uint64_t wait_histogram[24]; /* bucket i: waits below 2^i us, from the one before */
+    uint64_t busy_us;                  /* of the pool: each batch counts once */
+    uint64_t wait_us_sum, work_us_sum; /* of tasks: in the queue, and in their whole batch */
+    uint64_t wait_histogram[24];       /* bucket i: waits below 2^i us, from the one before */
     size_t queued_tasks;
     int64_t queued_rows;
     bool stalled;
