@@ -95,7 +95,7 @@ def case_a_stopped_node_goes_on_where_it_was():
 
 
 def case_killed_at_any_moment_it_starts_again():
-    """About a hundred saves, each node of a row killed while it saves."""
+    """About a hundred saves, each node of a row killed while it saves (SKEP_TEST_LIVES: 20)."""
     seed = int(os.environ.get("SKEP_TEST_SEED", random.randrange(1 << 32)))
     print("seed %d (SKEP_TEST_SEED)" % seed)
     chance = random.Random(seed)
@@ -103,7 +103,7 @@ def case_killed_at_any_moment_it_starts_again():
     with Swarm() as swarm:
         folder = swarm.path("kept")
         updates = 0
-        for life in range(20):
+        for life in range(int(os.environ.get("SKEP_TEST_LIVES", "20"))):
             process = node(swarm, "life%d" % life, folder)
             assert info(process)["updates"] == updates, (life, updates)
             numbers = generations(folder)[:1]
