@@ -1,0 +1,29 @@
+/* Inside the runner, shared by its two files: runner.c, and runner_listen.c with the listens. */
+#ifndef SKEP_DHT_RUNNER_INTERNAL_H
+#define SKEP_DHT_RUNNER_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include "dht/opendht_ext.h"
+#include "dht/runner.h"
+
+struct runner {
+    dht_runner *dht;
+    const struct record_swarm *swarm; /* borrowed */
+    uint16_t port;
+    atomic_ullong refused, sent_packets, sent_bytes; /* counters only: relaxed */
+    pthread_mutex_t lock;                            /* guards the fields below */
+    pthread_cond_t ended;                            /* an operation has ended */
+    struct operation *operations;                    /* doubly linked, under way */
+    size_t puts;                /* of these, puts whose `done` has not returned */
+    bool closing;               /* nothing new is taken */
+    struct runner_listen *idle; /* see runner_listen.c */
+    size_t listens;             /* idle and in use */
+};
+
+/* runner_listen.c. Ends what can be ended of the listens that nobody uses. */
+void runner_end_listens(struct runner *runner);
+/* Frees those that are left once OpenDHT has gone, and they with it. */
+void runner_free_listens(struct runner *runner);
+
+#endif
