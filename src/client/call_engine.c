@@ -116,6 +116,7 @@ static void fill_target(const struct skep_call *call, const struct provider *p,
 {
     *target = (struct pool_target){
         .has_peer_id = !call->expert->any_peer,
+        .maybe_here = !call->expert->fixed,
         .aes_gcm = (p->features & RECORD_FEATURE_AES_GCM) != 0,
         /* Whoever wrote the record could make us call services of this machine. */
         .no_loopback = !call->expert->fixed && call->client->swarm != NULL &&

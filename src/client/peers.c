@@ -141,7 +141,8 @@ static void fill_target(struct pool_target *target, const struct record *record,
 {
     const struct record_node *node = &record->node;
 
-    *target = (struct pool_target){.has_peer_id = true, .no_loopback = !loopback};
+    *target =
+        (struct pool_target){.has_peer_id = true, .no_loopback = !loopback, .maybe_here = true};
     target->aes_gcm = (node->features & RECORD_FEATURE_AES_GCM) != 0;
     memcpy(target->peer_id, record->peer_id, PEER_ID_BYTES);
     for (size_t i = 0; i < node->endpoint_count && i < POOL_MAX_ENDPOINTS; i++)

@@ -45,6 +45,9 @@ struct pool_target {
     /* A stranger chose the endpoints: an address of this machine (loopback, unspecified) is not
      * connected to, not even where a name resolves to one. */
     bool no_loopback;
+    /* If the peer serves on this very machine (net/presence.h), it is reached there first, unless
+     * its first endpoint is loopback anyway. */
+    bool maybe_here;
     /* It is the way to endpoints[0] that matters: a connection to the same peer elsewhere will not
      * do. */
     bool exact;

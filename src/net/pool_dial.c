@@ -10,6 +10,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "net/presence.h"
 
 /* Adds one attempt's failure. The gravest status wins: a wrong identity says more than a refusal.
  */
@@ -224,6 +225,20 @@ static void dial_on(struct peer *peer)
     }
 }
 
+/* Sets the peer's place on this machine, if it has one, as the first address. */
+static void try_here_first(struct dial *dial)
+{
+    const struct pool_target *target = &dial->target;
+    struct endpoint here;
+
+    if (!target->maybe_here || !target->has_peer_id ||
+        endpoint_is_loopback(&target->endpoints[0]) || !presence_find(target->peer_id, &here) ||
+        !endpoint_to_address(&here, &dial->addresses[0]))
+        return;
+    dial->endpoint = here;
+    dial->address_count = 1;
+}
+
 void pool_dial_start(struct peer *peer, const struct pool_target *target)
 {
     struct dial *dial = &peer->dial;
@@ -233,6 +248,7 @@ void pool_dial_start(struct peer *peer, const struct pool_target *target)
            offsetof(struct pool_target, endpoints) +
                target->endpoint_count * sizeof(target->endpoints[0]));
     dial->active = true;
+    try_here_first(dial);
     dial_on(peer);
 }
 

@@ -12,6 +12,7 @@
 #include "dht/handler.h"
 #include "dht/swarm.h"
 #include "experts/checkpoint_dir.h"
+#include "net/presence.h"
 #include "net/server.h"
 #include "node/announce.h"
 #include "node/checkpointer.h"
@@ -57,6 +58,7 @@ struct skep_node {
     struct service service;
     struct dial_back *dial_back;
     struct leases *leases; /* NULL: it is not registered with a tracker */
+    struct presence presence; /* of the thread that starts and stops */
     struct announce_input announce;
     bool is_announced; /* of the supervisor: endpoints were given to the handler */
     bool is_stuck;     /* an expert never came back: what it uses is left behind */

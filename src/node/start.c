@@ -196,6 +196,7 @@ static void set_facts(struct skep_node *node)
     struct endpoint dht = s->dht_listen;
 
     server_endpoint(node->server, &node->announce.bound);
+    presence_show(&node->presence, s->identity.peer_id, &node->announce.bound);
     node->port = node->announce.bound.port;
     endpoint_format(&node->announce.bound, node->endpoint);
     node->announce.wish = s->has_announce ? &s->announce : NULL;

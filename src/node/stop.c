@@ -106,6 +106,7 @@ void node_shut_down(struct skep_node *node)
     uint64_t withdraw_by;
 
     reach_close(node->reach); /* only this thread ends it */
+    presence_end(&node->presence);
     if (server != NULL) {
         log_info("node: stopping");
         server_drain(server, "the node is stopping");

@@ -23,7 +23,9 @@ enum { HIDDEN = 16, TIMEOUT_MS = 10000 };
 
 /* ---- nodes and clients */
 
-static struct skep_node *start_node(const char *uid, const char *cls, const char *peer)
+/* @param announce the endpoint that it publishes; NULL: its own. */
+static struct skep_node *start_node_at(const char *uid, const char *cls, const char *peer,
+                                       const char *announce)
 {
     struct skep_node_options options;
     struct skep_expert_options expert;
@@ -32,6 +34,7 @@ static struct skep_node *start_node(const char *uid, const char *cls, const char
 
     skep_node_options_init(&options);
     options.listen = "127.0.0.1:*";
+    options.announce = announce;
     options.initial_peers = &peer;
     options.initial_peer_count = peer != NULL ? 1 : 0;
     skep_expert_options_init(&expert);
@@ -48,6 +51,11 @@ static struct skep_node *start_node(const char *uid, const char *cls, const char
     if (rc != SKEP_OK)
         fail_msg("node: %s", err.message);
     return node;
+}
+
+static struct skep_node *start_node(const char *uid, const char *cls, const char *peer)
+{
+    return start_node_at(uid, cls, peer, NULL);
 }
 
 static struct skep_client *start_client(const char *peer)
@@ -132,6 +140,29 @@ static void finds_and_calls_an_expert(void **state)
     assert_int_equal(forward(expert, x, &y, 0, NULL), SKEP_OK);
     assert_memory_equal(skep_tensor_data(&y->dl_tensor), skep_tensor_data(&x->dl_tensor),
                         3 * HIDDEN * sizeof(float));
+    skep_tensor_free(y);
+    skep_tensor_free(x);
+    skep_remote_expert_free(expert);
+    skep_client_free(client);
+    skep_node_free(node);
+}
+
+/* B82: nobody answers at the address that it publishes (RFC 5737: it is nowhere). */
+static void a_node_of_this_machine_is_reached_whatever_it_publishes(void **state)
+{
+    (void)state;
+    struct skep_node *node = start_node_at("t.1", "nop", NULL, "192.0.2.1:4000");
+    struct skep_client *client = start_client(skep_node_initial_peer(node));
+    struct skep_remote_expert *expert = find(client, "t.1");
+    DLManagedTensor *x = rows(1, 0.0f);
+    DLManagedTensor *y;
+    struct skep_provider provider;
+    struct skep_error err;
+
+    assert_int_equal(skep_remote_expert_providers(expert, &provider, 1), 1);
+    assert_string_equal(provider.endpoint, "192.0.2.1:4000");
+    if (forward(expert, x, &y, TIMEOUT_MS, &err) != SKEP_OK)
+        fail_msg("forward: %s", err.message);
     skep_tensor_free(y);
     skep_tensor_free(x);
     skep_remote_expert_free(expert);
@@ -548,6 +579,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(finds_and_calls_an_expert),
+        cmocka_unit_test(a_node_of_this_machine_is_reached_whatever_it_publishes),
         cmocka_unit_test(client_without_memory_for_its_first_things_is_refused),
         cmocka_unit_test(absent_and_invalid_uids_are_told_apart),
         cmocka_unit_test(a_stopped_node_is_replaced_by_the_other),
