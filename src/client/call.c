@@ -173,6 +173,7 @@ static skep_status call_new(struct skep_remote_expert *expert, const struct call
     remote_expert_ref(expert);
     call->changes_weights = request->changes_weights;
     call->judged_by_caller = request->judged_by_caller;
+    call->timeout_ms = timeout_ms;
     call->deadline_us = clock_deadline_us(timeout_ms);
     call->done = done;
     call->arg = arg;

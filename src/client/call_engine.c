@@ -12,6 +12,7 @@
  */
 #include "client/call_internal.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -61,6 +62,11 @@ static void settle(struct skep_call *call, const struct skep_error *error)
         return;
     call->settled = true;
     call->error = *error;
+    if (error->status == SKEP_DEADLINE_EXCEEDED) {
+        size_t len = strlen(call->error.message);
+        snprintf(call->error.message + len, sizeof(call->error.message) - len,
+                 " (limit of the call: %" PRIu32 " ms)", call->timeout_ms);
+    }
     call_stop_attempts(call);
 }
 

@@ -25,8 +25,9 @@ struct skep_call {
     struct skep_client *client;
     struct skep_remote_expert *expert;      /* shared */
     bool changes_weights, judged_by_caller; /* as call_request */
-    uint64_t deadline_us;
-    uint64_t hedge_after_us; /* 0: never */
+    uint32_t timeout_ms;                    /* for all of it, */
+    uint64_t deadline_us;                   /* until then */
+    uint64_t hedge_after_us;                /* 0: never */
     bool has_preferred;
     uint8_t preferred[PEER_ID_BYTES]; /* asked first */
     skep_call_fn done;
@@ -57,7 +58,7 @@ struct skep_call {
     DLManagedTensor *outputs[MESSAGE_MAX_TENSORS]; /* owned until taken */
     size_t output_count;
     enum tensor_encoding encoding; /* in which the first of them came */
-    struct bytes result; /* owned */
+    struct bytes result;           /* owned */
     char peer_id[PEER_ID_HEX_BYTES];
 };
 

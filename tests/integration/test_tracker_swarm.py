@@ -331,6 +331,21 @@ def case_one_resource_goes_to_one_client():
         assert sorted(given) == sorted(s.match_key for s in servers), given
 
 
+def case_requests_do_not_go_round():
+    """Both wait for the same, and look around for it: neither makes the other look for it."""
+    with Swarm() as swarm:
+        _, (first, second) = two_trackers(swarm, "--stats-report-interval", "1")
+        clients = [Peer(first.endpoint), Peer(second.endpoint)]
+        for client in clients:
+            client.request("k")
+        for tracker in (first, second):
+            until(lambda: tracker.next_event()["pending"] == 1, 30, "it waits")
+        for _ in range(4):  # they look again after 0.5, 1 and 2 s
+            for tracker in (first, second):
+                event = tracker.next_event()
+                assert (event["requests"], event["pending"], event["requests_federated"]) == (1, 1, 0), event
+
+
 def case_local_resources_come_first_and_nothing_is_taken_for_nothing():
     with Swarm() as swarm:
         bootstrap, (here, there) = two_trackers(swarm)

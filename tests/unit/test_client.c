@@ -413,6 +413,7 @@ static void a_silent_node_ends_in_deadline_exceeded(void **state)
     bad_start(&bad, NEVER_ANSWER);
     struct skep_remote_expert *expert = expert_of(client, &bad);
     assert_int_equal(forward(expert, x, &y, 200, &err), SKEP_DEADLINE_EXCEEDED);
+    assert_non_null(strstr(err.message, "limit of the call: 200 ms")); /* B13 */
     assert_false(err.outcome_unknown);
     assert_int_equal(backward(expert, x, NULL, 200, &err), SKEP_DEADLINE_EXCEEDED);
     assert_true(err.outcome_unknown);
