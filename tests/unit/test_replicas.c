@@ -295,8 +295,8 @@ static void a_mixture_hedges_as_it_is_told(void **state)
     struct scene s = scene_new(PLAIN);
     struct skep_moe_options o;
     struct skep_moe *moe;
-    struct skep_moe_pass *pass;
-    DLManagedTensor *y, *scores;
+    struct skep_moe_pass *pass = NULL;
+    DLManagedTensor *y = NULL, *scores;
     int64_t shape[2] = {2, 1};
     struct skep_error err;
 
