@@ -179,6 +179,41 @@ static void example_serves_and_trains_through_a_node(void **state)
     skep_node_free(node);
 }
 
+/* What an expert answers is looked at where anomalies are: the caller hears of it, not the mixture.
+ */
+static void an_answer_that_is_not_finite_is_refused_where_asked_for(void **state)
+{
+    (void)state;
+    for (int detect = 0; detect < 2; detect++) {
+        struct skep_node_options options;
+        struct skep_expert_options expert = options_for("writes_nan");
+        DLManagedTensor *x = rows_of(ROWS, 1);
+        struct skep_node *node;
+        struct caller caller;
+        struct reply reply;
+        char path[512];
+
+        load(path_of("writes_nan", path));
+        node_options(&options);
+        options.detect_anomalies = detect == 1;
+        assert_int_equal(skep_node_new(&options, &node, NULL), SKEP_OK);
+        assert_int_equal(skep_node_add_expert(node, "t.1", &expert, NULL), SKEP_OK);
+        start_node(node);
+        caller_init(&caller, node);
+        for (int i = 0; i < 100; i++) { /* one bad answer ends nothing */
+            struct request r = forward_of(x);
+            call(&caller, &r, &reply);
+            assert_int_equal(reply.status, detect ? SKEP_INTERNAL : SKEP_OK);
+            if (detect && strstr(reply.message, "NaN or infinity") == NULL)
+                fail_msg("%s", reply.message);
+            reply_fini(&reply);
+        }
+        skep_tensor_free(x);
+        caller_fini(&caller);
+        skep_node_free(node);
+    }
+}
+
 /* --- refusals ------------------------------------------------------------------------------ */
 
 static void files_that_are_no_plugins_are_refused(void **state)
@@ -347,6 +382,7 @@ int main(void)
         cmocka_unit_test(example_starts_as_the_identity),
         cmocka_unit_test(gradients_of_the_example_are_its_slopes),
         cmocka_unit_test(example_serves_and_trains_through_a_node),
+        cmocka_unit_test(an_answer_that_is_not_finite_is_refused_where_asked_for),
         cmocka_unit_test(files_that_are_no_plugins_are_refused),
         cmocka_unit_test(plugins_with_faults_are_refused_by_name),
         cmocka_unit_test(experts_that_describe_themselves_badly_are_refused_by_name),
