@@ -16,7 +16,8 @@ static const struct option_spec specs[] = {
      .kind = OPTION_INT,
      .min = 1,
      .max = BENCH_NETWORK_MAX_PEERS,
-     .help = "how many of the peers publish experts, each its share of the grid; without it all"},
+     .default_text = "8",
+     .help = "how many of the peers publish experts, each a random share of the grid"},
     {.name = "grid-size",
      .kind = OPTION_INT,
      .min = 2,
@@ -56,7 +57,7 @@ static const struct option_table table = {
                "loopback, under a watch (against a scan over all experts) and cold (against bare "
                "OpenDHT gets); then forward passes of a mixture over 16 nop experts in 4 node "
                "processes, against the bare calls.",
-    .example = "skep bench moe\nskep bench moe --num-peers 32 --num-nodes 8 --json",
+    .example = "skep bench moe\nskep bench moe --num-peers 32 --num-nodes 32 --json",
     .specs = specs,
     .count = OPTION_COUNT(specs),
 };
@@ -78,12 +79,14 @@ int bench_moe(int argc, char **argv)
     struct bench_moe b = {
         .runs = (size_t)options_int(&o, "runs"),
         .peers = (size_t)options_int(&o, "num-peers"),
+        .nodes = (size_t)options_int(&o, "num-nodes"),
         .side = (size_t)options_int(&o, "grid-size"),
         .batches = (size_t)options_int(&o, "num-batches"),
         .searches = (size_t)options_int(&o, "num-searches"),
         .passes = (size_t)options_int(&o, "num-passes"),
     };
-    b.nodes = options_given(&o, "num-nodes") ? (size_t)options_int(&o, "num-nodes") : b.peers;
+    if (!options_given(&o, "num-nodes") && b.nodes > b.peers)
+        b.nodes = b.peers;
     if (b.nodes > b.peers) {
         options_free(&o);
         return cli_usage_error(table.command, "--num-nodes %zu: expected at most --num-peers, %zu",

@@ -27,7 +27,7 @@
 #include "dht/swarm.h"
 
 enum {
-    STEP_TIMEOUT_MS = 120000,
+    STEP_TIMEOUT_MS = 300000,
     LIFETIME_S = 3600,
     /* As a node would every period. What is put while the network is a second old lands in part on
      * nodes that are not the closest to its key. */
