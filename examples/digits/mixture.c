@@ -232,11 +232,30 @@ static void mixture_tell(struct model *model, char *words, size_t cap)
              m->failing, m->longest_pause_s);
 }
 
+/* The nodes that serve the grid now, as a JSON array of short peer ids. */
+static void tell_nodes(const struct mixture *m, FILE *to)
+{
+    const char *comma = "";
+
+    fputs("\"nodes\":[", to);
+    for (int i = 0; i < MAX_EXPERTS; i++) {
+        bool first = m->seen[i].known;
+        for (int k = 0; k < i && first; k++)
+            first = !m->seen[k].known || strcmp(m->seen[k].peer_id, m->seen[i].peer_id) != 0;
+        if (first) {
+            fprintf(to, "%s\"%.12s\"", comma, m->seen[i].peer_id);
+            comma = ",";
+        }
+    }
+    fputs("],", to);
+}
+
 static void mixture_tell_json(struct model *model, FILE *to)
 {
     struct mixture *m = (struct mixture *)model;
 
     look_around(m);
+    tell_nodes(m, to);
     fprintf(to,
             "\"known\":%zu,\"failing\":%zu,\"passes\":%" PRIu64 ",\"missing_samples\":%" PRIu64
             ",\"longest_pass_ms\":%.1f,\"longest_pause_ms\":%.1f,\"timeout_ms\":%" PRIu32,
