@@ -57,7 +57,7 @@ struct skep_node {
     struct once *once;
     struct service service;
     struct dial_back *dial_back;
-    struct leases *leases; /* NULL: it is not registered with a tracker */
+    struct leases *leases;    /* NULL: it is not registered with a tracker */
     struct presence presence; /* of the thread that starts and stops */
     struct announce_input announce;
     bool is_announced; /* of the supervisor: endpoints were given to the handler */
