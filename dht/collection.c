@@ -44,6 +44,16 @@ bool collection_has(const struct collection *c, uint64_t mark)
     return false;
 }
 
+bool collection_has_newer(const struct collection *c, uint64_t value_id,
+                          const uint8_t peer_id[static PEER_ID_BYTES], uint64_t seq)
+{
+    for (size_t i = 0; i < c->count; i++)
+        if (c->items[i].value_id == value_id && c->items[i].record.seq >= seq &&
+            memcmp(c->items[i].record.peer_id, peer_id, PEER_ID_BYTES) == 0)
+            return true;
+    return false;
+}
+
 static bool grow(struct collection *c)
 {
     size_t cap = c->cap > 0 ? 2 * c->cap : 4;

@@ -41,6 +41,9 @@ struct collection *collection_merge(const struct collection *old, const struct c
 uint64_t collection_mark(const uint8_t *data, size_t len);
 /* Whether a record with this mark was put in: OpenDHT hands replicas out more than once. */
 bool collection_has(const struct collection *collection, uint64_t mark);
+/* Whether this peer's value of this id is there with this seq or a newer one. */
+bool collection_has_newer(const struct collection *collection, uint64_t value_id,
+                          const uint8_t peer_id[static PEER_ID_BYTES], uint64_t seq);
 /* Takes a verified record (always; *record is zeroed). Older than what is there of its publisher
  * and subject, over the limit, or with memory short: it is dropped. */
 void collection_put(struct collection *collection, struct record *record, uint64_t mark);

@@ -178,7 +178,8 @@ static bool was_collected(struct directory *d, struct query *q, const struct can
 {
     pthread_mutex_lock(&d->lock);
     bool collected = q->records == NULL ||
-                     collection_has(q->records, collection_mark(c->event->data, c->event->len));
+                     collection_has(q->records, collection_mark(c->event->data, c->event->len)) ||
+                     collection_has_newer(q->records, c->event->value_id, c->peer_id, c->seq);
     pthread_mutex_unlock(&d->lock);
     return collected;
 }
@@ -209,7 +210,7 @@ static size_t check_all(struct directory *d, struct query *q, struct candidate *
         if (!q->own && !q->collects && !list[i].known && !has_place(d, q, &list[i], &placing))
             continue; /* one of a crowd, whose turn has not come */
         if (q->collects && was_collected(d, q, &list[i]))
-            continue; /* a replica of one that has been read, or nobody waits any more */
+            continue; /* a replica of one that has been read, or older; or nobody waits any more */
         if (q->verifications >= MAX_VERIFICATIONS || !verify(d, q, &list[i], now_s))
             refused++;
     }

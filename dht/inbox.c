@@ -129,7 +129,6 @@ bool inbox_on_value(void *arg, uint64_t value_id, const uint8_t *data, size_t le
     struct ask *ask = arg;
     struct inbox *inbox = ask->inbox;
 
-    (void)value_id;
     pthread_mutex_lock(&inbox->lock);
     bool open = !inbox->closed;
     if (open && admit(inbox, ask, len)) {
@@ -138,6 +137,7 @@ bool inbox_on_value(void *arg, uint64_t value_id, const uint8_t *data, size_t le
             if (len > 0) /* OpenDHT has no bytes at all for an empty value */
                 memcpy(event->data, data, len);
             event->len = len;
+            event->value_id = value_id;
             event->ask = ask;
             atomic_fetch_add(&ask->refs, 1);
             append(inbox, event);

@@ -29,10 +29,11 @@ struct ask;
 
 struct inbox_event {
     struct inbox_event *next;
-    struct ask *ask; /* shared: the event holds one count */
-    bool done;       /* the end of the get or put; otherwise a value */
-    bool ok;         /* with done */
-    size_t len;      /* of a value */
+    struct ask *ask;   /* shared: the event holds one count */
+    bool done;         /* the end of the get or put; otherwise a value */
+    bool ok;           /* with done */
+    uint64_t value_id; /* of a value; what who sent it says */
+    size_t len;        /* of a value */
     uint8_t data[];
 };
 
