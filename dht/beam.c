@@ -437,12 +437,22 @@ static bool is_answer(skep_status status)
 static skep_status ask_prefixes(struct search *s, const struct round *r, struct skep_error *err)
 {
     struct successors *answers = mem_calloc(r->count + 1, sizeof(*answers));
+    struct successors_parent *parents = mem_calloc(r->count + 1, sizeof(*parents));
     size_t answered = 0;
 
-    if (answers == NULL)
+    if (answers == NULL || parents == NULL) {
+        mem_free(answers);
+        mem_free(parents);
         return error_no_memory(err, "beam search", r->count * sizeof(*answers));
-    skep_status rc = directory_successors(s->directory, r->pointers, r->count, 0,
+    }
+    for (size_t i = 0; s->level > 0 && i < r->count; i++) {
+        const struct node *n = &s->table.nodes[r->nodes[i]];
+        parents[i].view = s->before.nodes[n->parent].view;
+        parents[i].coord = n->coords[s->level];
+    }
+    skep_status rc = directory_successors(s->directory, r->pointers, parents, r->count, 0,
                                           s->query->deadline_us, answers, err);
+    mem_free(parents);
     for (size_t i = 0; i < r->count; i++) {
         struct node *n = &s->table.nodes[r->nodes[i]];
         n->state = answers[i].status == SKEP_OK ? NODE_ACTIVE : NODE_EMPTY;

@@ -101,12 +101,17 @@ static bool put_copy(struct collection *c, const struct collected *item)
 
     if (copy.kind != RECORD_PREFIX)
         return true;
-    copy.prefix.coords = mem_calloc(copy.prefix.coord_count + 1, sizeof(int64_t));
+    size_t count = copy.prefix.coord_count;
+    copy.prefix.coords = mem_calloc(count + copy.prefix.below_len + 1, sizeof(int64_t));
     if (copy.prefix.coords == NULL)
         return false;
-    if (copy.prefix.coord_count > 0)
-        memcpy(copy.prefix.coords, item->record.prefix.coords,
-               copy.prefix.coord_count * sizeof(int64_t));
+    if (count > 0)
+        memcpy(copy.prefix.coords, item->record.prefix.coords, count * sizeof(int64_t));
+    if (copy.prefix.below_len > 0) {
+        memcpy(copy.prefix.coords + count, item->record.prefix.below,
+               copy.prefix.below_len * sizeof(int64_t));
+        copy.prefix.below = copy.prefix.coords + count;
+    }
     collection_put(c, &copy, item->mark);
     return true;
 }

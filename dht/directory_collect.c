@@ -116,7 +116,8 @@ static bool answer_from_cache(struct directory *d, const uint8_t *key, struct su
 }
 
 /* Takes a reference of its own. */
-static void remember(struct directory *d, const uint8_t *key, struct prefix_view *view)
+static void remember(struct directory *d, const uint8_t *key, struct prefix_view *view,
+                     uint64_t until_us)
 {
     size_t alive;
     uint64_t now_us = clock_mono_us();
@@ -131,7 +132,7 @@ static void remember(struct directory *d, const uint8_t *key, struct prefix_view
         if (alive > 0) {
             prefix_view_ref(view);
             e->view = view;
-            e->view_until_us = now_us + VIEW_FRESH_US;
+            e->view_until_us = until_us;
         }
     }
     pthread_mutex_unlock(&d->lock);
@@ -191,7 +192,7 @@ static void conclude(struct directory *d, const struct asking *a, size_t first, 
         return;
     }
     if (count == 1)
-        remember(d, a->keys + first * RECORD_KEY_BYTES, out->view);
+        remember(d, a->keys + first * RECORD_KEY_BYTES, out->view, clock_mono_us() + VIEW_FRESH_US);
     prefix_view_coords(out->view, &alive);
     if (alive == 0) {
         prefix_view_unref(out->view);
@@ -220,9 +221,56 @@ static skep_status ask_all(struct directory *d, const struct asking *a, uint64_t
     return rc;
 }
 
+/* Until when a view that is in the cache counts as fresh; 0: it is not there. */
+static uint64_t fresh_until(struct directory *d, const char *prefix, const struct prefix_view *view)
+{
+    static const uint8_t nobody[PEER_ID_BYTES];
+    uint8_t key[RECORD_KEY_BYTES];
+    uint64_t until_us = 0;
+
+    record_key_prefix(d->swarm, prefix, nobody, key);
+    pthread_mutex_lock(&d->lock);
+    const struct cache_entry *e = lookup_cache_find(&d->cache, key);
+    if (e != NULL && e->view == view)
+        until_us = e->view_until_us;
+    pthread_mutex_unlock(&d->lock);
+    return until_us;
+}
+
+/* From what was said under the prefix before; false if the DHT has to be asked. */
+static bool answer_from_parent(struct directory *d, const char *prefix, const uint8_t *key,
+                               const struct successors_parent *parent, struct successors *out)
+{
+    size_t index = parent->view != NULL ? prefix_view_find(parent->view, parent->coord) : SIZE_MAX;
+    char before[UID_BYTES];
+    size_t len = strlen(prefix) - 1, alive;
+
+    if (index == SIZE_MAX)
+        return false;
+    struct prefix_view *view =
+        prefix_view_below(parent->view, index, d->wall_ms() / 1000, d->memory);
+    if (view == NULL)
+        return false;
+    prefix_view_coords(view, &alive);
+    if (alive == 0) {
+        prefix_view_unref(view);
+        return false;
+    }
+    while (len > 0 && prefix[len - 1] != '.')
+        len--;
+    memcpy(before, prefix, len);
+    before[len] = '\0';
+    uint64_t until_us = fresh_until(d, before, parent->view);
+    if (until_us > 0)
+        remember(d, key, view, until_us);
+    *out = (struct successors){.status = SKEP_OK, .view = view};
+    return true;
+}
+
 /* Answers what is known here; the keys of the rest go to *a. */
-static void answer_known(struct directory *d, const char *const *prefixes, size_t count,
-                         unsigned flags, struct successors *results, struct asking *a)
+static void answer_known(struct directory *d, const char *const *prefixes,
+                         const struct successors_parent *parents, size_t count, unsigned flags,
+                         struct successors *results, struct asking *a)
 {
     uint8_t key[RECORD_KEY_BYTES];
     static const uint8_t nobody[PEER_ID_BYTES];
@@ -239,12 +287,15 @@ static void answer_known(struct directory *d, const char *const *prefixes, size_
             record_key_prefix(d->swarm, prefix, nobody, key);
             if (!is_root(prefix) && answer_from_cache(d, key, &results[i]))
                 continue;
+            if (parents != NULL && answer_from_parent(d, prefix, key, &parents[i], &results[i]))
+                continue;
         }
         add_keys(d, a, prefix, i);
     }
 }
 
-skep_status directory_successors(struct directory *d, const char *const *prefixes, size_t count,
+skep_status directory_successors(struct directory *d, const char *const *prefixes,
+                                 const struct successors_parent *parents, size_t count,
                                  unsigned flags, uint64_t deadline_us, struct successors *results,
                                  struct skep_error *err)
 {
@@ -262,7 +313,7 @@ skep_status directory_successors(struct directory *d, const char *const *prefixe
         rc = error_no_memory(err, "prefix lookup", keys * RECORD_KEY_BYTES);
         goto out;
     }
-    answer_known(d, prefixes, count, flags, results, &a);
+    answer_known(d, prefixes, parents, count, flags, results, &a);
     if (a.count > 0)
         rc = ask_all(d, &a, deadline_us, results, err);
 

@@ -40,19 +40,28 @@ struct successors {
     bool watched;             /* it is a watch's: what it lists need not be looked up again */
 };
 
+/* What is known of the prefix before, without its last coordinate. */
+struct successors_parent {
+    const struct prefix_view *view; /* borrowed; NULL: nothing */
+    int64_t coord;                  /* the prefix' last coordinate */
+};
+
 /*
  * Looks up what is alive under prefixes, each of them once, merged over all nodes that say so; of a
  * root prefix all its shards. Answered from a watch (dht/watch.h) if one covers it, else from the
  * cache, which keeps answers for 10 s and misses for as long as those of UIDs; both are local, so
- * nobody can make a prefix look empty to others.
+ * nobody can make a prefix look empty to others. Else from what those said who serve it, when they
+ * were asked about the prefix before, if all of them told what is below.
+ * @param parents   of each prefix; NULL: nothing is known. Borrowed.
  * @param prefixes  borrowed. @param results count entries, written always; SKEP_INVALID_ARGUMENT in
  *                  those that are no prefixes. successors_free().
  * @param flags     DIRECTORY_FRESH: not from watches and the cache.
  * @return as directory_collect().
  */
 SKEP_MUST_CHECK skep_status directory_successors(struct directory *directory,
-                                                 const char *const *prefixes, size_t count,
-                                                 unsigned flags, uint64_t deadline_us,
+                                                 const char *const *prefixes,
+                                                 const struct successors_parent *parents,
+                                                 size_t count, unsigned flags, uint64_t deadline_us,
                                                  struct successors *results,
                                                  struct skep_error *err);
 void successors_free(struct successors *results, size_t count);

@@ -26,6 +26,9 @@ struct source {
     uint8_t endpoint_count;
     uint16_t ports[RECORD_MAX_ENDPOINTS];
     char *hosts; /* owned: endpoint_count texts, each with its NUL */
+    /* Of a record that says what is below: its coordinates, then that. Owned; else NULL. */
+    int64_t *listed;
+    size_t coord_count, below_len;
 };
 
 struct prefix_view {
@@ -37,6 +40,7 @@ struct prefix_view {
     int64_t *coords;
     uint32_t *first;   /* coord_count + 1: where each coordinate's members begin */
     uint32_t *members; /* indexes of sources */
+    bool *bare;        /* of each coordinate: who lists it does not say what is below */
 };
 
 void prefix_view_ref(struct prefix_view *v)
@@ -47,13 +51,16 @@ void prefix_view_ref(struct prefix_view *v)
 
 static void free_view(struct prefix_view *v)
 {
-    for (size_t i = 0; v->sources != NULL && i < v->source_count; i++)
+    for (size_t i = 0; v->sources != NULL && i < v->source_count; i++) {
         mem_free(v->sources[i].hosts);
+        mem_free(v->sources[i].listed);
+    }
     mem_free(v->sources);
     mem_free(v->peers);
     mem_free(v->coords);
     mem_free(v->first);
     mem_free(v->members);
+    mem_free(v->bare);
     mem_free(v);
 }
 
@@ -185,6 +192,18 @@ static bool pack_source(struct source *s, const struct record *r)
         at += n;
     }
     s->endpoint_count = (uint8_t)p->endpoint_count;
+    if (p->below_len == 0)
+        return true;
+    s->listed = mem_alloc((p->coord_count + p->below_len) * sizeof(*s->listed));
+    if (s->listed == NULL) {
+        mem_free(s->hosts);
+        s->hosts = NULL;
+        return false;
+    }
+    memcpy(s->listed, p->coords, p->coord_count * sizeof(*s->listed));
+    memcpy(s->listed + p->coord_count, p->below, p->below_len * sizeof(*s->listed));
+    s->coord_count = p->coord_count;
+    s->below_len = p->below_len;
     return true;
 }
 
@@ -296,7 +315,8 @@ static bool index_pairs(struct prefix_view *v, struct draft *d)
     v->coords = mem_calloc(d->members + 1, sizeof(*v->coords));
     v->first = mem_calloc(d->members + 1, sizeof(*v->first));
     v->members = mem_calloc(d->members + 1, sizeof(*v->members));
-    if (v->coords == NULL || v->first == NULL || v->members == NULL)
+    v->bare = mem_calloc(d->members + 1, sizeof(*v->bare));
+    if (v->coords == NULL || v->first == NULL || v->members == NULL || v->bare == NULL)
         return false;
     if (d->members > 1)
         qsort(d->pairs, d->members, sizeof(*d->pairs), by_coord);
@@ -308,6 +328,8 @@ static bool index_pairs(struct prefix_view *v, struct draft *d)
             v->coords[v->coord_count++] = p->coord;
         }
         uint32_t first = v->first[v->coord_count - 1];
+        if (v->sources[p->source].depth != 1 && v->sources[p->source].below_len == 0)
+            v->bare[v->coord_count - 1] = true;
         /* Of one coordinate more providers than can be answered are of no use. */
         if (n - first < DIRECTORY_MAX_PROVIDERS && !has_member(v, first, n, p->source))
             v->members[n++] = p->source;
@@ -337,6 +359,84 @@ struct prefix_view *prefix_view_new(struct collection *const *lists, size_t coun
         return v;
     free_view(v);
     return NULL;
+}
+
+/* ---- one level further down */
+
+static void unpack_endpoints(const struct source *s, struct endpoint *out)
+{
+    const char *host = s->hosts;
+
+    for (size_t i = 0; i < s->endpoint_count; i++) {
+        size_t n = strlen(host) + 1;
+        memcpy(out[i].host, host, n);
+        out[i].port = s->ports[i];
+        host += n;
+    }
+}
+
+/* The coordinates that a source lists below one of its own; NULL if it does not list that. */
+static const int64_t *listed_below(const struct source *s, int64_t coord, size_t *count)
+{
+    const int64_t *at = s->listed + s->coord_count;
+
+    for (size_t i = 0; s->below_len > 0 && i < s->coord_count && s->listed[i] <= coord; i++) {
+        *count = (size_t)at[0];
+        if (s->listed[i] == coord)
+            return at + 1;
+        at += 1 + *count;
+    }
+    return NULL;
+}
+
+/* The record that a source would put under the longer prefix. False if memory is short. */
+static bool put_below(struct collection *out, const struct source *s, const int64_t *coords,
+                      size_t count, unsigned part, unsigned parts)
+{
+    struct record r = {
+        .kind = RECORD_PREFIX,
+        .seq = s->seq,
+        .expires_at = s->expires_at,
+        .prefix = {.endpoint_count = s->endpoint_count,
+                   .features = s->features,
+                   .part = part,
+                   .parts = parts,
+                   .depth = s->depth - 1,
+                   .coord_count = count},
+    };
+
+    memcpy(r.peer_id, s->peer_id, sizeof(r.peer_id));
+    unpack_endpoints(s, r.prefix.endpoints);
+    r.prefix.coords = mem_alloc(count * sizeof(*coords));
+    if (r.prefix.coords == NULL)
+        return false;
+    memcpy(r.prefix.coords, coords, count * sizeof(*coords));
+    collection_put(out, &r, 0);
+    return true;
+}
+
+struct prefix_view *prefix_view_below(const struct prefix_view *v, size_t index, int64_t now_s,
+                                      struct peer_memory *memory)
+{
+    struct prefix_view *below = NULL;
+    bool ok = true;
+
+    if (v->bare[index])
+        return NULL;
+    struct collection *records = collection_new();
+    if (records == NULL)
+        return NULL;
+    for (size_t i = 0; i < v->source_count && ok; i++) {
+        const struct source *s = &v->sources[i];
+        size_t count;
+        const int64_t *coords = listed_below(s, v->coords[index], &count);
+        if (coords != NULL && s->expires_at > now_s)
+            ok = put_below(records, s, coords, count, (unsigned)i, (unsigned)v->source_count);
+    }
+    if (ok)
+        below = prefix_view_new(&records, 1, now_s, NULL, NULL, memory);
+    collection_unref(records);
+    return below;
 }
 
 /* ---- reading */
@@ -419,20 +519,13 @@ int64_t prefix_view_refresh_at(const struct prefix_view *v)
 
 static void unpack_source(const struct source *s, struct provider *out)
 {
-    const char *at = s->hosts;
-
     memset(out, 0, sizeof(*out));
     memcpy(out->peer_id, s->peer_id, sizeof(out->peer_id));
     out->seq = s->seq;
     out->expires_at = s->expires_at;
     out->features = s->features;
     out->endpoint_count = s->endpoint_count;
-    for (size_t i = 0; i < s->endpoint_count; i++) {
-        size_t n = strlen(at) + 1;
-        memcpy(out->endpoints[i].host, at, n);
-        out->endpoints[i].port = s->ports[i];
-        at += n;
-    }
+    unpack_endpoints(s, out->endpoints);
 }
 
 size_t prefix_view_providers(const struct prefix_view *v, size_t index, int64_t now_s,

@@ -29,6 +29,12 @@ void prefix_view_unref(struct prefix_view *view); /* NULL is allowed */
 
 /* Coordinates, ascending; view. Some may have expired since: prefix_view_is_alive(). */
 const int64_t *prefix_view_coords(const struct prefix_view *view, size_t *count);
+/*
+ * What is alive under the prefix and a coordinate (by index), if everybody who lists it says what
+ * is below. @return one reference; NULL if it has to be asked for, or memory is short.
+ */
+struct prefix_view *prefix_view_below(const struct prefix_view *view, size_t index, int64_t now_s,
+                                      struct peer_memory *memory);
 /* Index of a coordinate; SIZE_MAX if it is not there. */
 size_t prefix_view_find(const struct prefix_view *view, int64_t coord);
 /* Whether somebody serves an expert whose UID has `depth` coordinates beyond the prefix, this being

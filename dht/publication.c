@@ -12,7 +12,7 @@
 #include "dht/record_internal.h"
 
 /* A coordinate takes at most 9 bytes as msgpack, and endpoints about 1.2 KB. */
-enum { PART_COORDS = 6000, NODE_ITEMS = 2 };
+enum { PART_COORDS = 6000, NODE_ITEMS = 2, MAX_BELOW = RECORD_MAX_BELOW / 2 };
 /* A record of a round that is not refreshed: a bell. */
 #define NOT_AN_ITEM SIZE_MAX
 _Static_assert(PART_COORDS * 9 + 4096 <= RECORD_MAX_PREFIX_BYTES, "a part fits its record");
@@ -118,7 +118,13 @@ static int compare_members(const void *a, const void *b, void *arg)
         return order;
     if (x->depth != y->depth)
         return x->depth < y->depth ? -1 : 1;
-    return x->coord < y->coord ? -1 : x->coord > y->coord;
+    if (x->coord != y->coord)
+        return x->coord < y->coord ? -1 : 1;
+    if (x->depth == 1)
+        return 0;
+    int64_t x_next = uid_of(p, x)->coords[x->prefix + 1],
+            y_next = uid_of(p, y)->coords[y->prefix + 1];
+    return x_next < y_next ? -1 : x_next > y_next;
 }
 
 static void list_members(struct publication *p)
@@ -316,6 +322,35 @@ static bool is_alive(const struct publication *p, const struct item *item,
     return item->kind == RECORD_NODE;
 }
 
+/* Lists what is alive one level further down, behind coords. Not under the name itself, which
+ * searches never read, nor where it would be long. */
+static void fill_below(const struct publication *p, const struct item *item,
+                       struct record_prefix *out)
+{
+    const struct member *first = &p->members[item->first];
+    int64_t *below = out->coords + item->count, *list = NULL, coord = -1;
+    size_t len = 0;
+
+    if (first->depth < 2 || first->prefix == 0 || item->count > MAX_BELOW)
+        return;
+    for (size_t i = 0; i < item->count; i++) {
+        const struct member *m = &p->members[item->first + i];
+        int64_t next = uid_of(p, m)->coords[m->prefix + 1];
+        if (!p->experts[m->expert].publishable)
+            continue;
+        if (list == NULL || m->coord != coord) {
+            list = &below[len++];
+            coord = m->coord;
+        } else if (below[len - 1] == next) {
+            continue;
+        }
+        (*list)++;
+        below[len++] = next;
+    }
+    out->below = below;
+    out->below_len = len;
+}
+
 /* False if memory is short. */
 static bool fill_prefix(const struct publication *p, const struct item *item, bool alive,
                         const struct publication_state *s, struct record_prefix *out)
@@ -327,7 +362,8 @@ static bool fill_prefix(const struct publication *p, const struct item *item, bo
     out->part = item->part;
     out->parts = item->parts;
     out->depth = (uint32_t)p->members[item->first].depth;
-    out->coords = mem_calloc(item->count, sizeof(*out->coords));
+    size_t room = item->count + (item->count <= MAX_BELOW ? 2 * item->count : 0);
+    out->coords = mem_calloc(room, sizeof(*out->coords)); /* with what is below them */
     if (out->coords == NULL)
         return false;
     for (size_t i = 0; alive && i < item->count; i++) {
@@ -337,6 +373,8 @@ static bool fill_prefix(const struct publication *p, const struct item *item, bo
             continue;
         out->coords[out->coord_count++] = m->coord;
     }
+    if (alive)
+        fill_below(p, item, out);
     return true;
 }
 

@@ -65,6 +65,8 @@ struct record_expert {
     struct record_load load;
 };
 
+enum { RECORD_MAX_BELOW = 512 }; /* numbers of record_prefix.below */
+
 struct record_prefix {
     char prefix[UID_BYTES];
     size_t endpoint_count;
@@ -74,6 +76,13 @@ struct record_prefix {
     uint32_t depth;     /* coordinates from the prefix to a whole UID; 0: they differ or unknown */
     size_t coord_count; /* next coordinates under the prefix, ascending */
     int64_t *coords;    /* owned: record_free() */
+    /*
+     * What is alive one level further down, if the publisher says so (depth is 2 at least then):
+     * for each of coords a count of at least 1, then as many coordinates, ascending. View of the
+     * memory of coords, or the encoder's caller's own; NULL: not said.
+     */
+    size_t below_len;
+    const int64_t *below;
 };
 
 struct record_node {

@@ -84,6 +84,27 @@ static bool are_coords(const struct record_prefix *prefix)
     return true;
 }
 
+static bool are_below(const struct record_prefix *prefix)
+{
+    size_t at = 0;
+
+    if (prefix->below_len == 0)
+        return true;
+    if (prefix->depth < 2 || prefix->below_len > RECORD_MAX_BELOW)
+        return false;
+    for (size_t i = 0; i < prefix->coord_count; i++) {
+        if (at == prefix->below_len || prefix->below[at] < 1 ||
+            (uint64_t)prefix->below[at] >= prefix->below_len - at)
+            return false;
+        size_t end = at + 1 + (size_t)prefix->below[at];
+        for (size_t k = at + 1; k < end; k++)
+            if (prefix->below[k] < 0 || (k > at + 1 && prefix->below[k] <= prefix->below[k - 1]))
+                return false;
+        at = end;
+    }
+    return at == prefix->below_len;
+}
+
 static bool is_resource_key(const char *key)
 {
     return key[0] != '\0' && text_is_utf8(key, strlen(key));
@@ -101,9 +122,11 @@ const char *body_fault(const struct record *record)
     case RECORD_PREFIX:
         if (!uid_prefix_is_valid(record->prefix.prefix, strlen(record->prefix.prefix)))
             return "prefix: not a prefix of expert UIDs";
-        return are_coords(&record->prefix)
+        if (!are_coords(&record->prefix))
+            return "coords: not ascending, negative, or not of a part below the number of parts";
+        return are_below(&record->prefix)
                    ? NULL
-                   : "coords: not ascending, negative, or not of a part below the number of parts";
+                   : "below: not as many ascending lists as coords, too long, or of no depth";
     case RECORD_NODE:
         if (!is_node_state(record->node.state))
             return "state: not joining, online, draining or offline";

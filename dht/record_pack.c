@@ -55,9 +55,26 @@ static int pack_expert(msgpack_packer *pk, const struct record_expert *expert)
 }
 
 /* Coordinates travel as differences: a full row of 256 costs 256 bytes. */
+/* As are_below() has found them; each list like coords. */
+static int pack_below(msgpack_packer *pk, const struct record_prefix *prefix)
+{
+    if (prefix->below_len == 0)
+        return 0;
+    int failed = mp_pack_str(pk, "below") | msgpack_pack_array(pk, prefix->below_len);
+    for (size_t at = 0, end; at < prefix->below_len; at = end) {
+        end = at + 1 + (size_t)prefix->below[at];
+        failed |= msgpack_pack_uint64(pk, (uint64_t)prefix->below[at]);
+        for (size_t i = at + 1; i < end; i++) {
+            int64_t before = i > at + 1 ? prefix->below[i - 1] : 0;
+            failed |= msgpack_pack_uint64(pk, (uint64_t)(prefix->below[i] - before));
+        }
+    }
+    return failed;
+}
+
 static int pack_prefix(msgpack_packer *pk, const struct record_prefix *prefix)
 {
-    int failed = msgpack_pack_map(pk, prefix->depth > 0 ? 7 : 6);
+    int failed = msgpack_pack_map(pk, 6u + (prefix->depth > 0) + (prefix->below_len > 0));
 
     failed |= pack_text(pk, "prefix", prefix->prefix);
     failed |= pack_endpoints(pk, prefix->endpoints, prefix->endpoint_count);
@@ -71,7 +88,7 @@ static int pack_prefix(msgpack_packer *pk, const struct record_prefix *prefix)
         int64_t before = i > 0 ? prefix->coords[i - 1] : 0;
         failed |= msgpack_pack_uint64(pk, (uint64_t)(prefix->coords[i] - before));
     }
-    return failed;
+    return failed | pack_below(pk, prefix);
 }
 
 static int pack_node(msgpack_packer *pk, const struct record_node *node)

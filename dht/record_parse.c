@@ -92,18 +92,41 @@ static skep_status parse_expert(struct record_expert *out, const msgpack_object 
     return parse_endpoints(map, swarm, out->endpoints, &out->endpoint_count, err);
 }
 
+/* Lists of coordinates in a row, as many as there are. body_fault() asks whether that is right. */
+static bool read_below(int64_t *out, const msgpack_object *items, size_t count)
+{
+    for (size_t at = 0, end; at < count; at = end) {
+        int64_t n, coord = 0;
+        if (!mp_i64(&items[at], &n) || n < 1 || (uint64_t)n >= count - at)
+            return false;
+        out[at] = n;
+        end = at + 1 + (size_t)n;
+        for (size_t i = at + 1; i < end; i++) {
+            int64_t step;
+            if (!mp_i64(&items[i], &step) || __builtin_add_overflow(coord, step, &coord))
+                return false;
+            out[i] = coord;
+        }
+    }
+    return true;
+}
+
 static skep_status parse_coords(struct record_prefix *out, const msgpack_object *map,
                                 struct skep_error *err)
 {
-    const msgpack_object *items;
-    size_t count;
+    const msgpack_object *items, *below_items = NULL;
+    const msgpack_object *below = mp_get(map, "below");
+    size_t count, below_len = 0;
     int64_t coord = 0;
 
     if (!mp_array(mp_get(map, "coords"), &items, &count))
         return bad_field(err, "coords");
+    if (below != NULL && (!mp_array(below, &below_items, &below_len) ||
+                          below_len > RECORD_MAX_BELOW || (below_len > 0 && count == 0)))
+        return bad_field(err, "below");
     if (count == 0)
         return SKEP_OK; /* nothing alive under the prefix: a withdrawal */
-    out->coords = mem_calloc(count, sizeof(*out->coords));
+    out->coords = mem_calloc(count + below_len, sizeof(*out->coords));
     if (out->coords == NULL)
         return error_no_memory(err, "record coords", count * sizeof(*out->coords));
     for (size_t i = 0; i < count; i++) {
@@ -114,6 +137,10 @@ static skep_status parse_coords(struct record_prefix *out, const msgpack_object 
         out->coords[i] = coord;
     }
     out->coord_count = count;
+    out->below_len = below_len;
+    out->below = below_len > 0 ? out->coords + count : NULL;
+    if (below_len > 0 && !read_below(out->coords + count, below_items, below_len))
+        return bad_field(err, "below");
     return SKEP_OK;
 }
 

@@ -378,7 +378,7 @@ static skep_status find_prefixes(struct batch *b, struct skep_error *err)
         list[i] = prefixes[i];
     }
     uint64_t start_ns = bench_now_ns();
-    rc = directory_successors(swarm_directory(b->swarm), list, b->count, DIRECTORY_FRESH,
+    rc = directory_successors(swarm_directory(b->swarm), list, NULL, b->count, DIRECTORY_FRESH,
                               clock_deadline_us(BATCH_MS), results, err);
     b->answer.ns = bench_now_ns() - start_ns;
     b->answer.asked = b->count;

@@ -417,6 +417,30 @@ static void a_batch_asks_for_each_prefix_once(void **state)
     scores_free(&s, g);
 }
 
+/* A newcomer, who knows nothing: in three dimensions it asks for the first prefixes and for the
+ * experts, and is told of the prefixes between. */
+static void what_prefixes_say_of_the_next_level_is_not_asked_for(void **state)
+{
+    (void)state;
+    const struct grid *g = &grids[golden_first[1] + 1]; /* all of 8x8x8 alive */
+    struct net_node newcomer;
+    struct directory_stats stats;
+    struct beam_result r;
+    struct scores s;
+
+    net_start(&newcomer, net_port(&nodes[0]));
+    assert_true(swarm_wait_joined(newcomer.swarm, net_deadline()));
+    scores_new(&s, g, 1);
+    struct beam_query q = query_of(g, &s, 1, 4, 8);
+    assert_int_equal(beam_search(net_directory(&newcomer), &q, &r, NULL), SKEP_OK);
+    assert_int_equal(r.hit_count[0], 4);
+    directory_stats(net_directory(&newcomer), &stats);
+    assert_in_range(stats.gets, 8, 8 + 4 + stats.get_retries);
+    beam_result_free(&r);
+    scores_free(&s, g);
+    net_stop(&newcomer);
+}
+
 static void nothing_is_found_where_nothing_is(void **state)
 {
     (void)state;
@@ -555,8 +579,8 @@ static void a_withdrawn_prefix_is_empty(void **state)
     declare_prefix(&nodes[1], "left.1.", coords, 0);
     struct successors answer;
     const char *prefix = "left.1.";
-    assert_int_equal(directory_successors(net_directory(&nodes[0]), &prefix, 1, DIRECTORY_FRESH,
-                                          net_deadline(), &answer, NULL),
+    assert_int_equal(directory_successors(net_directory(&nodes[0]), &prefix, NULL, 1,
+                                          DIRECTORY_FRESH, net_deadline(), &answer, NULL),
                      SKEP_OK);
     assert_int_equal(answer.status, SKEP_NOT_FOUND);
     successors_free(&answer, 1);
@@ -663,6 +687,7 @@ int main(void)
         cmocka_unit_test(random_grids_equal_brute_force),
         cmocka_unit_test(ties_and_minus_infinity_come_in_a_fixed_order),
         cmocka_unit_test(a_batch_asks_for_each_prefix_once),
+        cmocka_unit_test(what_prefixes_say_of_the_next_level_is_not_asked_for),
         cmocka_unit_test(nothing_is_found_where_nothing_is),
         cmocka_unit_test(a_lone_node_says_that_nobody_could_be_asked),
         cmocka_unit_test(a_passed_deadline_ends_it_with_what_is_known),

@@ -190,9 +190,88 @@ static void prefix_survives_the_round_trip(void **state)
     assert_int_equal(out.prefix.depth, 2);
     assert_int_equal(out.prefix.coord_count, 5);
     assert_memory_equal(out.prefix.coords, coords, sizeof(coords));
+    assert_int_equal(out.prefix.below_len, 0);
     assert_true(record_value_id(&out) == record_value_id(&in));
     record_free(&out);
     bytes_free(&data);
+}
+
+static void what_is_below_survives_the_round_trip(void **state)
+{
+    (void)state;
+    int64_t coords[] = {1, 7};
+    const int64_t below[] = {3, 0, 5, INT64_MAX, 1, 4};
+    struct record in = prefix_record(coords, 2), out;
+    uint8_t key[RECORD_KEY_BYTES];
+
+    in.prefix.depth = 2;
+    in.prefix.below = below;
+    in.prefix.below_len = 6;
+    struct bytes data = encode(&in, &open_swarm, key);
+    assert_int_equal(decode(&out, &data, &open_swarm, key), SKEP_OK);
+    assert_int_equal(out.prefix.coord_count, 2);
+    assert_memory_equal(out.prefix.coords, coords, sizeof(coords));
+    assert_int_equal(out.prefix.below_len, 6);
+    assert_memory_equal(out.prefix.below, below, sizeof(below));
+    record_free(&out);
+    bytes_free(&data);
+}
+
+/* Before sending, and well signed on arrival. */
+static void expect_below_refused(const int64_t *below, size_t len, uint32_t depth)
+{
+    static int64_t coords[] = {1, 7};
+    struct record in = prefix_record(coords, 2), out;
+    uint8_t key[RECORD_KEY_BYTES];
+    struct bytes body = {0}, encoded = {0};
+    msgpack_packer pk;
+
+    key_of(&in, &open_swarm, key);
+    in.prefix.depth = depth;
+    assert_true(body_pack(&in, &body));
+    body.data[0] = (uint8_t)(body.data[0] + 1);
+    record_packer_init(&pk, &body);
+    mp_pack_str(&pk, "below");
+    msgpack_pack_array(&pk, len);
+    for (size_t i = 0; i < len; i++)
+        msgpack_pack_int64(&pk, below[i]);
+    struct bytes data = forge(&publisher, RECORD_PREFIX, in.seq, in.expires_at, &body, key);
+    assert_int_equal(decode(&out, &data, &open_swarm, key), SKEP_DATA_LOSS);
+    in.prefix.below = below;
+    in.prefix.below_len = len;
+    assert_int_equal(record_encode(&in, &publisher, &open_swarm, key, &encoded, NULL),
+                     SKEP_INVALID_ARGUMENT);
+    assert_null(encoded.data);
+    bytes_free(&data);
+    bytes_free(&body);
+}
+
+static void what_is_below_must_fit_what_is_listed(void **state)
+{
+    (void)state;
+    static const int64_t lists[][6] = {
+        {1, 3},               /* one list for two coordinates */
+        {1, 3, 1, 4, 1, 5},   /* three */
+        {0, 1, 4},            /* an empty one */
+        {1, 3, 2, 4},         /* cut off */
+        {1, 3, INT64_MAX, 4}, /* absurdly long */
+        {-1, 3, 1, 4},        /* nonsense */
+        {2, 3, 0, 1, 4},      /* twice the same, as it is coded */
+        {1, 3, 1, -4},        /* negative */
+    };
+    static const size_t lens[] = {2, 6, 3, 4, 4, 4, 5, 4};
+    static int64_t many[RECORD_MAX_BELOW + 4];
+    const int64_t good[] = {1, 3, 1, 4};
+
+    for (size_t i = 0; i < sizeof(lens) / sizeof(lens[0]); i++)
+        expect_below_refused(lists[i], lens[i], 2);
+    expect_below_refused(good, 4, 1);
+    expect_below_refused(good, 4, 0);
+    many[0] = RECORD_MAX_BELOW + 1;
+    for (int64_t i = 1; i <= many[0]; i++)
+        many[i] = i;
+    many[RECORD_MAX_BELOW + 2] = 1;
+    expect_below_refused(many, RECORD_MAX_BELOW + 4, 2);
 }
 
 static void empty_prefix_is_a_withdrawal(void **state)
@@ -784,6 +863,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(expert_survives_the_round_trip),
         cmocka_unit_test(prefix_survives_the_round_trip),
+        cmocka_unit_test(what_is_below_survives_the_round_trip),
+        cmocka_unit_test(what_is_below_must_fit_what_is_listed),
         cmocka_unit_test(empty_prefix_is_a_withdrawal),
         cmocka_unit_test(node_survives_the_round_trip_under_both_of_its_keys),
         cmocka_unit_test(every_changed_byte_is_noticed),
