@@ -6,9 +6,10 @@
  *
  * Cold: each search by a peer of its own that has asked for nothing before, since directory and
  * OpenDHT remember. They join before anything is published and stay to the end, so that no search
- * meets a peer that has left. Baseline: bare OpenDHT gets, one after the other, as many as a search
- * has rounds: those for prefixes to their end, because a search needs all that is said under a
- * prefix, that for an expert to its first value. Also by peers of their own, each key once.
+ * meets a peer that has left. Baseline: bare OpenDHT gets, one after the other, for the two
+ * prefixes and the UID on the way to one expert: those for prefixes to their end, because a search
+ * needs all that is said under a prefix, that for the expert to its first value. Also by peers of
+ * their own, each key once.
  */
 #include <math.h>
 #include <poll.h>
@@ -49,7 +50,8 @@ struct asker {
 struct bench {
     struct bench_moe *moe;
     struct bench_grid grid;
-    struct asker *askers; /* of each run: those of one sample each, of a batch, of bare gets */
+    struct asker *askers; /* of each run: for a batch, one sample each, and bare gets */
+    size_t run_askers;    /* of one run */
     size_t asker_count;
     struct random random;
     double *scores[BENCH_GRID_DIMS]; /* owned: MAX_SCORES each */
@@ -202,7 +204,7 @@ static skep_status measure_watched(struct bench *b, struct skep_client *client,
 /* ---- cold ---- */
 
 static skep_status search_cold(struct bench *b, struct asker *asker, size_t samples,
-                               uint64_t *elapsed_ns, size_t *lookups, struct skep_error *err)
+                               uint64_t *elapsed_ns, uint64_t *gets, struct skep_error *err)
 {
     int64_t sizes[BENCH_GRID_DIMS] = {b->grid.side, b->grid.side, b->grid.side};
     const struct beam_query query = {
@@ -214,15 +216,18 @@ static skep_status search_cold(struct bench *b, struct asker *asker, size_t samp
         .k = K,
         .deadline_us = clock_deadline_us(SEARCH_MS),
     };
+    struct directory_stats before, after;
     struct beam_result found;
 
     draw_scores(b, samples);
+    directory_stats(swarm_directory(asker->swarm), &before);
     uint64_t start_ns = bench_now_ns();
     skep_status rc = beam_search(swarm_directory(asker->swarm), &query, &found, err);
     *elapsed_ns = bench_now_ns() - start_ns;
     if (rc != SKEP_OK)
         return rc;
-    *lookups = found.lookups;
+    directory_stats(swarm_directory(asker->swarm), &after);
+    *gets = after.gets - before.gets;
     for (size_t s = 0; s < samples && rc == SKEP_OK; s++)
         if (found.hit_count[s] != K || found.partial)
             rc = error_set(err, SKEP_NOT_FOUND, "cold search: %zu experts, expected %d",
@@ -304,29 +309,38 @@ static uint64_t bare_rounds(struct bench *b, struct asker *asker, size_t expert)
     return ns + bare_get(asker, key, false);
 }
 
+/* An expert of a first coordinate of its own, for as many turns as there are. */
+static size_t expert_of(struct bench *b, size_t turn)
+{
+    size_t side = (size_t)b->grid.side;
+    size_t below = (size_t)(random_uniform(&b->random) * (double)(side * side));
+
+    return turn % side * side * side + below;
+}
+
 /* One run: its own askers, the searches and the bare gets by turns. */
 static skep_status run_cold(struct bench *b, size_t run, double *single, double *bare,
-                            double *batch, double *lookups, struct skep_error *err)
+                            double *batch, double *gets, struct skep_error *err)
 {
-    size_t searches = b->moe->searches, count;
-    struct asker *askers = &b->askers[run * (2 * searches + 1)];
+    size_t searches = b->moe->searches;
+    struct asker *askers = &b->askers[run * b->run_askers], *bare_askers = askers + 1 + searches;
     struct bench_samples bare_ns = {0};
-    uint64_t elapsed_ns;
+    uint64_t elapsed_ns, count;
     skep_status rc = bench_samples_reserve(&bare_ns, searches, err);
 
     bench_samples_clear(&b->samples);
-    *lookups = 0;
+    *gets = 0;
     for (size_t i = 0; i < searches && rc == SKEP_OK; i++) {
-        size_t expert = (size_t)(random_uniform(&b->random) * (double)bench_grid_experts(&b->grid));
-        bench_samples_add(&bare_ns, bare_rounds(b, &askers[2 * i], expert));
+        struct asker *asker = &bare_askers[i / (size_t)b->grid.side];
+        bench_samples_add(&bare_ns, bare_rounds(b, asker, expert_of(b, i)));
         poll(NULL, 0, PAUSE_MS);
-        rc = search_cold(b, &askers[2 * i + 1], 1, &elapsed_ns, &count, err);
+        rc = search_cold(b, &askers[1 + i], 1, &elapsed_ns, &count, err);
         bench_samples_add(&b->samples, elapsed_ns);
-        *lookups += rc == SKEP_OK ? (double)count / (double)searches : 0;
+        *gets += rc == SKEP_OK ? (double)count / (double)searches : 0;
         poll(NULL, 0, PAUSE_MS);
     }
     if (rc == SKEP_OK)
-        rc = search_cold(b, &askers[2 * searches], BATCH, &elapsed_ns, &count, err);
+        rc = search_cold(b, &askers[0], BATCH, &elapsed_ns, &count, err);
     *single = bench_samples_summarize(&b->samples).median / 1e6;
     *bare = bench_samples_summarize(&bare_ns).median / 1e6;
     *batch = (double)elapsed_ns / BATCH / 1e6;
@@ -337,7 +351,7 @@ static skep_status run_cold(struct bench *b, size_t run, double *single, double 
 static skep_status measure_cold(struct bench *b, struct skep_error *err)
 {
     double single[BENCH_MOE_MAX_RUNS], bare[BENCH_MOE_MAX_RUNS], again[BENCH_MOE_MAX_RUNS],
-        batch[BENCH_MOE_MAX_RUNS], lookups[BENCH_MOE_MAX_RUNS];
+        batch[BENCH_MOE_MAX_RUNS], gets[BENCH_MOE_MAX_RUNS];
     struct bench_report *report = &b->moe->report;
     size_t runs = b->moe->runs;
     char text[BENCH_CASE_BYTES];
@@ -345,7 +359,7 @@ static skep_status measure_cold(struct bench *b, struct skep_error *err)
 
     for (size_t run = 0; run < runs && rc == SKEP_OK; run++) {
         bench_moe_step(b->moe, "cold searches");
-        rc = run_cold(b, run, &single[run], &bare[run], &batch[run], &lookups[run], err);
+        rc = run_cold(b, run, &single[run], &bare[run], &batch[run], &gets[run], err);
         again[run] = bare[run];
     }
     if (rc != SKEP_OK)
@@ -354,8 +368,8 @@ static skep_status measure_cold(struct bench *b, struct skep_error *err)
              bench_grid_experts(&b->grid), b->moe->peers);
     rc = bench_report_add(report, "moe", text, "ms", single, runs, bare, runs, err);
     if (rc == SKEP_OK)
-        rc = bench_report_add(report, "moe", "keys that it asks for", "keys", lookups, runs, NULL,
-                              0, err);
+        rc = bench_report_add(report, "moe", "gets of one such search", "gets", gets, runs, NULL, 0,
+                              err);
     snprintf(text, sizeof(text), "the same, a batch of %d; bare gets of one sample", BATCH);
     if (rc == SKEP_OK)
         rc = bench_report_add(report, "moe", text, "ms/sample", batch, runs, again, runs, err);
@@ -391,7 +405,8 @@ static skep_status join_all(struct bench *b, struct skep_client **client, struct
     char text[32];
     const char *peer = text;
 
-    b->asker_count = b->moe->runs * (2 * b->moe->searches + 1);
+    b->run_askers = 1 + b->moe->searches + 1 + (b->moe->searches - 1) / b->moe->side;
+    b->asker_count = b->moe->runs * b->run_askers;
     b->askers = mem_calloc(b->asker_count, sizeof(*b->askers));
     if (b->askers == NULL)
         return error_no_memory(err, "askers", b->asker_count * sizeof(*b->askers));
