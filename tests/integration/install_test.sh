@@ -5,6 +5,8 @@
 set -euo pipefail
 build=$1
 cmake=$2
+# CMake's own choice is Make, which need not be there.
+export CMAKE_GENERATOR=Ninja
 cc=$3
 cxx=$4
 

@@ -4,7 +4,11 @@ import os
 import signal
 import socket
 
-from swarm import Swarm, call, find, free_port, main, refused, until_found, write_npy
+from swarm import Swarm, call, find, free_port, main, refused, until, until_found, write_npy
+
+
+def endpoints(peer):
+    return [p["endpoint"] for p in find(peer, "ffn.3.0")["ffn.3.0"]]
 
 
 def start_again(kill, listen_again="127.0.0.1:*"):
@@ -24,13 +28,13 @@ def start_again(kill, listen_again="127.0.0.1:*"):
         second = swarm.node("second", ["ffn.3.0"], [bootstrap.peer], "--identity", identity)
         assert second.facts["peer_id"] == peer_id
         assert second.endpoint != old_endpoint == other.endpoint
-        # It publishes at once, to peers that know it again. From then on every lookup, whomever it
-        # asks, puts the new port first: the records' sequence decides.
-        until_found(bootstrap.peer, "ffn.3.0", second, 3)
-        for peer in (bootstrap.peer, second.peer) * 5:
-            providers = find(peer, "ffn.3.0")["ffn.3.0"]
-            assert [p["endpoint"] for p in providers] == [second.endpoint], (
-                second.endpoint, providers)
+        # It publishes at once, to peers that know it again. Once its record has reached them, every
+        # lookup, whomever it asks, puts the new port first: the records' sequence decides.
+        both = (bootstrap.peer, second.peer)
+        until(lambda: all(endpoints(peer) == [second.endpoint] for peer in both * 2), 5,
+              "each peer finds ffn.3.0 at %s" % second.endpoint)
+        for peer in both * 5:
+            assert endpoints(peer) == [second.endpoint], (second.endpoint, endpoints(peer))
         x, y = swarm.path("x.npy"), swarm.path("y.npy")
         write_npy(x, (1, 16), range(16))
         answer = call("ffn.3.0", "--input", x, "--output", y, peers=bootstrap.peer)
