@@ -2,13 +2,13 @@
  * Beam search: for each sample of a batch, the best k experts of a grid by the sum of their
  * coordinates' scores, one per dimension (DESIGN.md 4.3).
  *
- * Left to right, one bulk lookup a dimension: a beam holds the best prefixes so far; the
- * coordinates that are alive under them, with their scores, are the candidates of the next.
- * Candidates enter the beam best first, and only if something is alive under them; those whose
- * lookup comes back empty are replaced by the next best. It starts with every first coordinate as a
- * candidate, asking for the best ones' prefixes several at a time until the beam is full, and never
- * reads the root. The last candidates are experts, which are looked up themselves, so that one
- * whose prefix outlived it is replaced too.
+ * Left to right, at most one bulk lookup a dimension (prefixes may tell of the next one): a beam
+ * holds the best prefixes so far; the coordinates that are alive under them, with their scores, are
+ * the candidates of the next. Candidates enter the beam best first, and only if something is alive
+ * under them; those whose lookup comes back empty are replaced by the next best. It starts with
+ * every first coordinate as a candidate, asking for the best ones' prefixes several at a time until
+ * the beam is full, and never reads the root. The last candidates are experts, which are looked up
+ * themselves, so that one whose prefix outlived it is replaced too.
  *
  * All samples of a batch share lookups: each prefix and each expert is asked for once.
  *
