@@ -126,7 +126,8 @@ def case_killed_at_any_moment_it_starts_again():
         assert info(last)["updates"] == updates
         assert last.stop() == 0
         names = sorted(os.listdir(folder + "/ffn.0.0"))
-        assert len(names) == 3 and "checkpoint_last" in names, names
+        # The last kill may have come before the oldest one was removed: the next save does that.
+        assert 3 <= len(names) <= 4 and "checkpoint_last" in names, names
         assert not any(".tmp" in name for name in names), names
     print("%d saves" % saves)
     assert saves > 20, saves
