@@ -193,13 +193,9 @@ int bench_codecs(int argc, char **argv)
                    stderr);
     skep_status rc = measure_all(&b, options_int(&o, "rows"), &err);
     progress_end(&b.progress, codec_kernels()->name);
-    if (rc == SKEP_OK && json)
-        rc = bench_report_print_json(&b.report, stdout, &err);
-    else if (rc == SKEP_OK)
-        bench_report_print(&b.report, stdout);
-    bench_report_free(&b.report);
+    code = bench_report_end(&b.report, json, table.command, rc, &err);
     skep_tensor_free(b.input);
     skep_tensor_free(b.copy);
     options_free(&o);
-    return rc == SKEP_OK ? CLI_DONE : cli_fail(table.command, &err);
+    return code;
 }

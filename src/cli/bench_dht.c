@@ -9,15 +9,14 @@
  * With --num-experts: experts of a grid instead, see bench_batches.h.
  */
 #include <poll.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/thread.h"
 #include "cli/bench.h"
+#include "cli/bench_bare.h"
 #include "cli/bench_batches.h"
 #include "cli/bench_network.h"
 #include "cli/bench_stats.h"
@@ -123,57 +122,13 @@ static skep_status join(struct bench *b, struct swarm **out, struct skep_error *
 
 /* ---- the baseline: a get to its first value ---- */
 
-struct bare {
-    pthread_mutex_t lock; /* guards the rest */
-    pthread_cond_t changed;
-    bool found, done;
-};
-
-static bool on_value(void *arg, uint64_t value_id, const uint8_t *data, size_t len)
-{
-    struct bare *b = arg;
-
-    (void)value_id;
-    (void)data;
-    (void)len;
-    pthread_mutex_lock(&b->lock);
-    b->found = true;
-    pthread_cond_signal(&b->changed);
-    pthread_mutex_unlock(&b->lock);
-    return true; /* goes on, as the directory's does */
-}
-
-static void on_done(void *arg, bool ok)
-{
-    struct bare *b = arg;
-
-    (void)ok;
-    pthread_mutex_lock(&b->lock);
-    b->done = true;
-    pthread_cond_signal(&b->changed);
-    pthread_mutex_unlock(&b->lock);
-}
-
 /* Returns whether a value came. */
 static bool bare_get(struct bench *bench, const char *uid, uint64_t *elapsed_ns)
 {
-    struct bare b = {.lock = PTHREAD_MUTEX_INITIALIZER};
     uint8_t key[RECORD_KEY_BYTES];
-    uint64_t start_ns = bench_now_ns();
 
-    cond_init(&b.changed);
     record_key_expert(swarm_record(bench->swarm), uid, key);
-    runner_get(swarm_runner(bench->swarm), key, on_value, on_done, &b);
-    pthread_mutex_lock(&b.lock);
-    while (!b.found && !b.done)
-        pthread_cond_wait(&b.changed, &b.lock);
-    *elapsed_ns = bench_now_ns() - start_ns;
-    while (!b.done) /* b must outlive it */
-        pthread_cond_wait(&b.changed, &b.lock);
-    bool found = b.found;
-    pthread_mutex_unlock(&b.lock);
-    pthread_cond_destroy(&b.changed);
-    return found;
+    return bench_bare_get(bench->swarm, key, false, elapsed_ns);
 }
 
 /* ---- lookups ---- */
@@ -370,13 +325,9 @@ int bench_dht(int argc, char **argv)
     progress_end(&b.progress, NULL);
     swarm_leave(b.swarm, 0);
     bench_network_stop(&b.network);
-    if (rc == SKEP_OK && json)
-        rc = bench_report_print_json(&b.report, stdout, &err);
-    else if (rc == SKEP_OK)
-        bench_report_print(&b.report, stdout);
-    bench_report_free(&b.report);
+    code = bench_report_end(&b.report, json, table.command, rc, &err);
     bench_samples_free(&b.lookup_ns);
     bench_samples_free(&b.bare_ns);
     options_free(&o);
-    return rc == SKEP_OK ? CLI_DONE : cli_fail(table.command, &err);
+    return code;
 }

@@ -600,11 +600,7 @@ int bench_experts(int argc, char **argv)
     if (rc == SKEP_OK && b.report.count == 0)
         rc = error_set(&err, SKEP_INVALID_ARGUMENT, "--only %s: no case has that in its name",
                        b.only);
-    else if (rc == SKEP_OK && json)
-        rc = bench_report_print_json(&b.report, stdout, &err);
-    else if (rc == SKEP_OK)
-        bench_report_print(&b.report, stdout);
-    bench_report_free(&b.report);
+    code = bench_report_end(&b.report, json, table.command, rc, &err);
     options_free(&o);
-    return rc == SKEP_OK ? CLI_DONE : cli_fail(table.command, &err);
+    return code;
 }

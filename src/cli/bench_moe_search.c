@@ -13,7 +13,6 @@
  */
 #include <math.h>
 #include <poll.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -23,7 +22,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/tensor.h"
-#include "base/thread.h"
+#include "cli/bench_bare.h"
 #include "cli/bench_grid.h"
 #include "cli/bench_moe.h"
 #include "client/random.h"
@@ -236,56 +235,6 @@ static skep_status search_cold(struct bench *b, struct asker *asker, size_t samp
     return rc;
 }
 
-struct bare {
-    pthread_mutex_t lock; /* guards the rest */
-    pthread_cond_t changed;
-    bool found, done;
-};
-
-static bool on_value(void *arg, uint64_t value_id, const uint8_t *data, size_t len)
-{
-    struct bare *b = arg;
-
-    (void)value_id;
-    (void)data;
-    (void)len;
-    pthread_mutex_lock(&b->lock);
-    b->found = true;
-    pthread_cond_signal(&b->changed);
-    pthread_mutex_unlock(&b->lock);
-    return true;
-}
-
-static void on_done(void *arg, bool ok)
-{
-    struct bare *b = arg;
-
-    (void)ok;
-    pthread_mutex_lock(&b->lock);
-    b->done = true;
-    pthread_cond_signal(&b->changed);
-    pthread_mutex_unlock(&b->lock);
-}
-
-/* The time until the first value or the end; waits for the end in any case. */
-static uint64_t bare_get(struct asker *asker, const uint8_t *key, bool to_end)
-{
-    struct bare b = {.lock = PTHREAD_MUTEX_INITIALIZER};
-    uint64_t start_ns = bench_now_ns();
-
-    cond_init(&b.changed);
-    runner_get(swarm_runner(asker->swarm), key, on_value, on_done, &b);
-    pthread_mutex_lock(&b.lock);
-    while (!b.done && (to_end || !b.found))
-        pthread_cond_wait(&b.changed, &b.lock);
-    uint64_t elapsed_ns = bench_now_ns() - start_ns;
-    while (!b.done) /* b must outlive it */
-        pthread_cond_wait(&b.changed, &b.lock);
-    pthread_mutex_unlock(&b.lock);
-    pthread_cond_destroy(&b.changed);
-    return elapsed_ns;
-}
-
 /* One get a round, on the way to expert number `expert`. */
 static uint64_t bare_rounds(struct bench *b, struct asker *asker, size_t expert)
 {
@@ -294,7 +243,7 @@ static uint64_t bare_rounds(struct bench *b, struct asker *asker, size_t expert)
     char uid[UID_BYTES];
     uint8_t key[RECORD_KEY_BYTES];
     struct uid parsed;
-    uint64_t ns = 0;
+    uint64_t ns = 0, one_ns;
 
     bench_grid_uid(&b->grid, expert, uid);
     if (uid_parse(&parsed, uid, NULL) != SKEP_OK)
@@ -303,10 +252,12 @@ static uint64_t bare_rounds(struct bench *b, struct asker *asker, size_t expert)
         char prefix[UID_BYTES];
         snprintf(prefix, sizeof(prefix), "%.*s", (int)parsed.prefix_len[depth], uid);
         record_key_prefix(swarm, prefix, nobody, key);
-        ns += bare_get(asker, key, true);
+        bench_bare_get(asker->swarm, key, true, &one_ns);
+        ns += one_ns;
     }
     record_key_expert(swarm, uid, key);
-    return ns + bare_get(asker, key, false);
+    bench_bare_get(asker->swarm, key, false, &one_ns);
+    return ns + one_ns;
 }
 
 /* An expert of a first coordinate of its own, for as many turns as there are. */

@@ -388,12 +388,8 @@ int bench_rpc(int argc, char **argv)
     progress_start(&b.progress, "bench rpc", 4 * b.runs, json, stderr);
     skep_status rc = measure_all(&b, &err);
     progress_end(&b.progress, NULL);
-    if (rc == SKEP_OK && json)
-        rc = bench_report_print_json(&b.report, stdout, &err);
-    else if (rc == SKEP_OK)
-        bench_report_print(&b.report, stdout);
-    bench_report_free(&b.report);
+    code = bench_report_end(&b.report, json, table.command, rc, &err);
     bench_samples_free(&b.samples);
     options_free(&o);
-    return rc == SKEP_OK ? CLI_DONE : cli_fail(table.command, &err);
+    return code;
 }

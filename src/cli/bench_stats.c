@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "cli/output.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -296,4 +297,15 @@ skep_status bench_report_print_json(const struct bench_report *report, FILE *out
     }
     fputs(report->count == 0 ? "]\n" : "\n]\n", out);
     return SKEP_OK;
+}
+
+int bench_report_end(struct bench_report *report, bool json, const char *command, skep_status rc,
+                     struct skep_error *err)
+{
+    if (rc == SKEP_OK && json)
+        rc = bench_report_print_json(report, stdout, err);
+    else if (rc == SKEP_OK)
+        bench_report_print(report, stdout);
+    bench_report_free(report);
+    return rc == SKEP_OK ? CLI_DONE : cli_fail(command, err);
 }

@@ -90,5 +90,12 @@ void bench_report_print(const struct bench_report *report, FILE *out);
  */
 SKEP_MUST_CHECK skep_status bench_report_print_json(const struct bench_report *report, FILE *out,
                                                     struct skep_error *err);
+/*
+ * The end of a benchmark: prints the report to stdout if all went well, as JSON or as a table, and
+ * frees it.
+ * @param rc, err  what came of measuring. @return the exit code of `command`.
+ */
+int bench_report_end(struct bench_report *report, bool json, const char *command, skep_status rc,
+                     struct skep_error *err);
 
 #endif

@@ -632,11 +632,7 @@ int bench_throughput(int argc, char **argv)
     }
     if (rc == SKEP_OK)
         rc = add_rows(&report, &plan, figures, &err);
-    if (rc == SKEP_OK && json)
-        rc = bench_report_print_json(&report, stdout, &err);
-    else if (rc == SKEP_OK)
-        bench_report_print(&report, stdout);
-    bench_report_free(&report);
+    code = bench_report_end(&report, json, table.command, rc, &err);
     options_free(&o);
-    return rc == SKEP_OK ? CLI_DONE : cli_fail(table.command, &err);
+    return code;
 }

@@ -244,13 +244,9 @@ int bench_tracker(int argc, char **argv)
         rc = report_rest(&b, &err);
     progress_end(&b.progress, NULL);
     stop_all(&b);
-    if (rc == SKEP_OK && json)
-        rc = bench_report_print_json(&b.report, stdout, &err);
-    else if (rc == SKEP_OK)
-        bench_report_print(&b.report, stdout);
-    bench_report_free(&b.report);
+    code = bench_report_end(&b.report, json, table.command, rc, &err);
     bench_samples_free(&b.latency);
     bench_samples_free(&b.summary);
     options_free(&o);
-    return rc == SKEP_OK ? CLI_DONE : cli_fail(table.command, &err);
+    return code;
 }
