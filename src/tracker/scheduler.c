@@ -135,8 +135,8 @@ static void hand_out(struct scheduler *s, struct scheduler_item *item, struct sc
 /* What is free goes to those who wait. */
 static void serve(struct scheduler *s, struct scheduler_key *key, uint64_t now_us)
 {
-    while (key->first_free != NULL && key->facts.pending > 0) {
-        struct scheduler_item *item = key->first_free;
+    while (key->free.first != NULL && key->facts.pending > 0) {
+        struct scheduler_item *item = item_of_key(key->free.first);
         struct tracker_resource resource = scheduler_item_resource(item);
         struct scheduler_owner *to = key->heap[0]->owner;
         uint64_t mark = 0;
@@ -220,7 +220,7 @@ skep_status scheduler_ask(struct scheduler *s, struct scheduler_owner *owner,
     scheduler_key_touch(s, key);
     key->facts.requests++;
     s->totals.requests++;
-    struct scheduler_item *item = key->first_free;
+    struct scheduler_item *item = item_of_key(key->free.first);
     if (item == NULL) /* else nobody waits */
         return wait_for_one(s, owner, key, user, priority, now_us, err);
     struct tracker_resource resource = scheduler_item_resource(item);
@@ -265,21 +265,24 @@ skep_status scheduler_register(struct scheduler *s, struct scheduler_owner *owne
 
 void scheduler_arrived(struct scheduler *s, struct scheduler_owner *owner, uint64_t mark)
 {
-    while (owner->first_given != NULL && owner->first_given->mark <= mark)
-        scheduler_item_free(s, owner->first_given);
+    while (owner->given.first != NULL && item_of_given(owner->given.first)->mark <= mark)
+        scheduler_item_free(s, item_of_given(owner->given.first));
 }
 
 void scheduler_owner_gone(struct scheduler *s, struct scheduler_owner *owner, uint64_t now_us)
 {
-    while (owner->first_waiter != NULL)
-        scheduler_waiter_free(s, owner->first_waiter, SCHEDULER_WITHDRAWN);
-    while (owner->first_item != NULL)
-        scheduler_item_free(s, owner->first_item);
+    while (owner->waiters.first != NULL)
+        scheduler_waiter_free(s,
+                              LIST_HOLDER(owner->waiters.first, struct scheduler_waiter, of_owner),
+                              SCHEDULER_WITHDRAWN);
+    while (owner->items.first != NULL)
+        scheduler_item_free(s, item_of_owner(owner->items.first));
     scheduler_item_forget_lent(s, owner);
     unregister(s, owner);
-    while (owner->last_given != NULL) { /* backwards: the first given is the first again */
-        struct scheduler_key *key = owner->last_given->key;
-        scheduler_item_take_back(s, owner->last_given);
+    while (owner->given.last != NULL) { /* backwards: the first given is the first again */
+        struct scheduler_item *item = item_of_given(owner->given.last);
+        struct scheduler_key *key = item->key;
+        scheduler_item_take_back(s, item);
         serve(s, key, now_us);
     }
 }
@@ -306,9 +309,9 @@ uint64_t scheduler_take(struct scheduler *s, struct tracker_text key_text,
 {
     struct scheduler_key *key = scheduler_key_find(s, key_text);
 
-    if (key == NULL || key->first_free == NULL)
+    if (key == NULL || key->free.first == NULL)
         return 0;
-    struct scheduler_item *item = key->first_free;
+    struct scheduler_item *item = item_of_key(key->free.first);
     scheduler_item_unmake_free(s, item);
     item->taken = s->next_id++;
     hash_table_add(&s->taken, &item->by_taken, scheduler_id_hash(s, item->taken));
@@ -367,8 +370,8 @@ void scheduler_each_free(const struct scheduler *s, struct tracker_text key_text
 {
     const struct scheduler_key *key = scheduler_key_find(s, key_text);
 
-    for (const struct scheduler_item *item = key != NULL ? key->first_free : NULL; item != NULL;
-         item = item->key_next) {
+    for (const struct scheduler_item *item = key != NULL ? item_of_key(key->free.first) : NULL;
+         item != NULL; item = item_of_key(item->of_key.next)) {
         struct tracker_resource resource = scheduler_item_resource(item);
         if (!fn(arg, &resource))
             return;
@@ -379,8 +382,8 @@ void scheduler_each_match_key(struct scheduler *s, struct scheduler_owner *owner
                               bool (*fn)(void *arg, struct tracker_text match_key), void *arg)
 {
     scheduler_item_forget_lent(s, owner);
-    for (const struct scheduler_item *item = owner->first_item; item != NULL;
-         item = item->owner_next)
+    for (const struct scheduler_item *item = item_of_owner(owner->items.first); item != NULL;
+         item = item_of_owner(item->of_owner.next))
         if (item->taken == 0 && !fn(arg, scheduler_item_resource(item).match_key))
             return;
 }

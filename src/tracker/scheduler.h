@@ -19,12 +19,11 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <skep/status.h>
+#include "tracker/linked_list.h"
 #include "tracker/protocol.h"
 
 struct scheduler;
 struct scheduler_key;
-struct scheduler_item;
-struct scheduler_waiter;
 
 enum {
     SCHEDULER_MAX_IDLE_KEYS = 1024,
@@ -41,10 +40,10 @@ struct tracker_resource {
 
 /* Embedded in a connection, or whoever else puts and requests. Zeroed memory has nothing. */
 struct scheduler_owner {
-    struct scheduler_item *first_item, *last_item;
-    struct scheduler_item *lent;                     /* its own, given to others: see `assign` */
-    struct scheduler_item *first_given, *last_given; /* those of others, given to it */
-    struct scheduler_waiter *first_waiter, *last_waiter;
+    struct linked_list items; /* its own: free or taken */
+    struct linked_list lent;  /* its own, given to others: see `assign` */
+    struct linked_list given; /* those of others, given to it */
+    struct linked_list waiters;
     size_t item_count, waiter_count;
     struct scheduler_key *registered; /* NULL: under none */
 };

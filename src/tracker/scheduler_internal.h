@@ -13,11 +13,11 @@ struct scheduler_item {
     struct hash_node by_taken;     /* while taken */
     struct scheduler_key *key;
     struct scheduler_owner *owner;
-    struct scheduler_item *key_prev, *key_next;     /* while free */
-    struct scheduler_item *owner_prev, *owner_next; /* of its owner's, or of those that it lent */
-    uint64_t taken;                                 /* 0: it is not */
-    struct scheduler_owner *given_to;               /* NULL: it is not */
-    struct scheduler_item *given_prev, *given_next; /* the same one's, in order of giving */
+    struct list_link of_key;          /* while free */
+    struct list_link of_owner;        /* of its owner's, or of those that it lent */
+    uint64_t taken;                   /* 0: it is not */
+    struct scheduler_owner *given_to; /* NULL: it is not */
+    struct list_link of_given;        /* the same one's, in order of giving */
     uint64_t mark;
     size_t address_len, match_key_len;
     uint16_t port;
@@ -28,7 +28,7 @@ struct scheduler_waiter {
     struct hash_node by_id;
     struct scheduler_key *key;
     struct scheduler_owner *owner;
-    struct scheduler_waiter *owner_prev, *owner_next;
+    struct list_link of_owner;
     uint64_t id; /* grows: also the order of coming */
     uint64_t since_us;
     struct tracker_priority priority;
@@ -39,20 +39,16 @@ struct scheduler_waiter {
 
 struct scheduler_key {
     struct hash_node by_text;
-    struct scheduler_key *prev, *next;           /* all keys, in order of coming */
-    struct scheduler_key *idle_prev, *idle_next; /* while idle */
-    struct scheduler_key *changed_next;          /* while changed */
+    struct list_link of_all;            /* in order of coming */
+    struct list_link of_idle;           /* while idle */
+    struct scheduler_key *changed_next; /* while changed */
     bool idle, changed;
-    struct scheduler_item *first_free, *last_free;
+    struct linked_list free;
     struct scheduler_waiter **heap; /* owned; the next to be served first */
     size_t heap_cap;
     size_t item_count; /* free, taken and given */
     struct scheduler_key_facts facts;
     char text[];
-};
-
-struct key_list {
-    struct scheduler_key *first, *last;
 };
 
 struct scheduler {
@@ -61,12 +57,28 @@ struct scheduler {
     void *arg;
     uint8_t secret[HASH_SECRET_BYTES];
     struct hash_table keys, items, waiters, taken;
-    struct key_list all, idle; /* idle: the longest first */
+    struct linked_list all, idle; /* idle: the longest first */
     struct scheduler_key *changed;
     size_t idle_count, idle_bytes;
     uint64_t next_id;
     struct scheduler_totals totals;
 };
+
+/* What holds a link of these lists; NULL for NULL. */
+static inline struct scheduler_item *item_of_key(struct list_link *link)
+{
+    return LIST_HOLDER(link, struct scheduler_item, of_key);
+}
+
+static inline struct scheduler_item *item_of_owner(struct list_link *link)
+{
+    return LIST_HOLDER(link, struct scheduler_item, of_owner);
+}
+
+static inline struct scheduler_item *item_of_given(struct list_link *link)
+{
+    return LIST_HOLDER(link, struct scheduler_item, of_given);
+}
 
 /* Counts memory against the limit; false, and nothing counted, if that is too much. */
 bool scheduler_reserve(struct scheduler *s, size_t bytes);

@@ -46,16 +46,10 @@ void scheduler_item_make_free(struct scheduler *s, struct scheduler_item *item, 
 {
     struct scheduler_key *key = item->key;
 
-    item->key_prev = first ? NULL : key->last_free;
-    item->key_next = first ? key->first_free : NULL;
-    if (item->key_prev != NULL)
-        item->key_prev->key_next = item;
+    if (first)
+        list_prepend(&key->free, &item->of_key);
     else
-        key->first_free = item;
-    if (item->key_next != NULL)
-        item->key_next->key_prev = item;
-    else
-        key->last_free = item;
+        list_append(&key->free, &item->of_key);
     key->facts.free++;
     s->totals.free++;
 }
@@ -64,14 +58,7 @@ void scheduler_item_unmake_free(struct scheduler *s, struct scheduler_item *item
 {
     struct scheduler_key *key = item->key;
 
-    if (item->key_prev != NULL)
-        item->key_prev->key_next = item->key_next;
-    else
-        key->first_free = item->key_next;
-    if (item->key_next != NULL)
-        item->key_next->key_prev = item->key_prev;
-    else
-        key->last_free = item->key_prev;
+    list_remove(&key->free, &item->of_key);
     key->facts.free--;
     s->totals.free--;
 }
@@ -79,78 +66,22 @@ void scheduler_item_unmake_free(struct scheduler *s, struct scheduler_item *item
 void scheduler_item_enter(struct scheduler_owner *owner, struct scheduler_item *item)
 {
     item->owner = owner;
-    item->owner_prev = owner->last_item;
-    item->owner_next = NULL;
-    if (item->owner_prev != NULL)
-        item->owner_prev->owner_next = item;
-    else
-        owner->first_item = item;
-    owner->last_item = item;
+    list_append(&owner->items, &item->of_owner);
     owner->item_count++;
 }
 
 static void leave(struct scheduler_item *item)
 {
-    struct scheduler_owner *owner = item->owner;
-
-    if (item->owner_prev != NULL)
-        item->owner_prev->owner_next = item->owner_next;
-    else
-        owner->first_item = item->owner_next;
-    if (item->owner_next != NULL)
-        item->owner_next->owner_prev = item->owner_prev;
-    else
-        owner->last_item = item->owner_prev;
-    owner->item_count--;
+    list_remove(&item->owner->items, &item->of_owner);
+    item->owner->item_count--;
 }
 
 /* ---- given ---- */
 
-static void enter_lent(struct scheduler_item *item)
-{
-    struct scheduler_owner *owner = item->owner;
-
-    item->owner_prev = NULL;
-    item->owner_next = owner->lent;
-    if (item->owner_next != NULL)
-        item->owner_next->owner_prev = item;
-    owner->lent = item;
-}
-
-static void leave_lent(struct scheduler_item *item)
-{
-    if (item->owner_prev != NULL)
-        item->owner_prev->owner_next = item->owner_next;
-    else
-        item->owner->lent = item->owner_next;
-    if (item->owner_next != NULL)
-        item->owner_next->owner_prev = item->owner_prev;
-}
-
-static void enter_given(struct scheduler_item *item, struct scheduler_owner *to)
-{
-    item->given_to = to;
-    item->given_prev = to->last_given;
-    item->given_next = NULL;
-    if (item->given_prev != NULL)
-        item->given_prev->given_next = item;
-    else
-        to->first_given = item;
-    to->last_given = item;
-}
-
 static void leave_given(struct scheduler_item *item)
 {
-    struct scheduler_owner *to = item->given_to;
-
-    if (item->given_prev != NULL)
-        item->given_prev->given_next = item->given_next;
-    else
-        to->first_given = item->given_next;
-    if (item->given_next != NULL)
-        item->given_next->given_prev = item->given_prev;
-    else
-        to->last_given = item->given_prev;
+    list_remove(&item->given_to->given, &item->of_given);
+    list_remove(&item->owner->lent, &item->of_owner);
     item->given_to = NULL;
 }
 
@@ -160,8 +91,9 @@ void scheduler_item_give(struct scheduler *s, struct scheduler_item *item,
 {
     scheduler_item_unmake_free(s, item);
     leave(item);
-    enter_lent(item);
-    enter_given(item, to);
+    list_prepend(&item->owner->lent, &item->of_owner);
+    item->given_to = to;
+    list_append(&to->given, &item->of_given);
     item->mark = mark;
     scheduler_key_touch(s, item->key);
 }
@@ -169,7 +101,6 @@ void scheduler_item_give(struct scheduler *s, struct scheduler_item *item,
 void scheduler_item_take_back(struct scheduler *s, struct scheduler_item *item)
 {
     leave_given(item);
-    leave_lent(item);
     scheduler_item_enter(item->owner, item);
     scheduler_item_make_free(s, item, true);
     s->totals.undelivered++;
@@ -178,8 +109,8 @@ void scheduler_item_take_back(struct scheduler *s, struct scheduler_item *item)
 
 void scheduler_item_forget_lent(struct scheduler *s, struct scheduler_owner *owner)
 {
-    while (owner->lent != NULL)
-        scheduler_item_free(s, owner->lent);
+    while (owner->lent.first != NULL)
+        scheduler_item_free(s, item_of_owner(owner->lent.first));
 }
 
 /* ---- the end ---- */
@@ -190,7 +121,6 @@ void scheduler_item_free(struct scheduler *s, struct scheduler_item *item)
 
     if (item->given_to != NULL) {
         leave_given(item);
-        leave_lent(item);
     } else {
         if (item->taken != 0)
             hash_table_remove(&s->taken, &item->by_taken);

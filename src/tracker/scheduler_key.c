@@ -28,6 +28,11 @@ static struct scheduler_key *key_of(struct hash_node *node)
     return (struct scheduler_key *)((char *)node - offsetof(struct scheduler_key, by_text));
 }
 
+static struct scheduler_key *listed(struct list_link *link)
+{
+    return LIST_HOLDER(link, struct scheduler_key, of_all);
+}
+
 struct scheduler_key *scheduler_key_find(const struct scheduler *s, struct tracker_text text)
 {
     uint64_t hash = hash_text(s->secret, text.data, text.len);
@@ -38,38 +43,10 @@ struct scheduler_key *scheduler_key_find(const struct scheduler *s, struct track
     return NULL;
 }
 
-static void list_add(struct scheduler *s, struct scheduler_key *key)
-{
-    key->prev = s->all.last;
-    if (key->prev != NULL)
-        key->prev->next = key;
-    else
-        s->all.first = key;
-    s->all.last = key;
-}
-
-static void list_remove(struct scheduler *s, struct scheduler_key *key)
-{
-    if (key->prev != NULL)
-        key->prev->next = key->next;
-    else
-        s->all.first = key->next;
-    if (key->next != NULL)
-        key->next->prev = key->prev;
-    else
-        s->all.last = key->prev;
-}
-
 static void idle_add(struct scheduler *s, struct scheduler_key *key)
 {
     key->idle = true;
-    key->idle_next = NULL;
-    key->idle_prev = s->idle.last;
-    if (key->idle_prev != NULL)
-        key->idle_prev->idle_next = key;
-    else
-        s->idle.first = key;
-    s->idle.last = key;
+    list_append(&s->idle, &key->of_idle);
     s->idle_count++;
     s->idle_bytes += sizeof(*key) + key->facts.key.len;
 }
@@ -77,14 +54,7 @@ static void idle_add(struct scheduler *s, struct scheduler_key *key)
 static void idle_remove(struct scheduler *s, struct scheduler_key *key)
 {
     key->idle = false;
-    if (key->idle_prev != NULL)
-        key->idle_prev->idle_next = key->idle_next;
-    else
-        s->idle.first = key->idle_next;
-    if (key->idle_next != NULL)
-        key->idle_next->idle_prev = key->idle_prev;
-    else
-        s->idle.last = key->idle_prev;
+    list_remove(&s->idle, &key->of_idle);
     s->idle_count--;
     s->idle_bytes -= sizeof(*key) + key->facts.key.len;
 }
@@ -107,7 +77,7 @@ struct scheduler_key *scheduler_key_get(struct scheduler *s, struct tracker_text
         memcpy(key->text, text.data, text.len);
     key->facts.key = (struct tracker_text){.data = key->text, .len = text.len};
     hash_table_add(&s->keys, &key->by_text, hash_text(s->secret, text.data, text.len));
-    list_add(s, key);
+    list_append(&s->all, &key->of_all);
     s->totals.keys++;
     return key;
 }
@@ -117,7 +87,7 @@ static void forget(struct scheduler *s, struct scheduler_key *key)
     if (key->idle)
         idle_remove(s, key);
     hash_table_remove(&s->keys, &key->by_text);
-    list_remove(s, key);
+    list_remove(&s->all, &key->of_all);
     scheduler_release(s, key_bytes(key));
     s->totals.keys--;
     mem_free(key->heap);
@@ -127,16 +97,16 @@ static void forget(struct scheduler *s, struct scheduler_key *key)
 /* A change must be told of before its key may go; that is soon. */
 static void forget_longest_idle(struct scheduler *s)
 {
-    struct scheduler_key *key = s->idle.first;
+    struct list_link *link = s->idle.first;
     size_t max_bytes = s->limits.max_bytes / 4;
 
     if (max_bytes > SCHEDULER_MAX_IDLE_BYTES)
         max_bytes = SCHEDULER_MAX_IDLE_BYTES;
-    while (key != NULL && (s->idle_count > SCHEDULER_MAX_IDLE_KEYS || s->idle_bytes > max_bytes)) {
-        struct scheduler_key *next = key->idle_next;
+    while (link != NULL && (s->idle_count > SCHEDULER_MAX_IDLE_KEYS || s->idle_bytes > max_bytes)) {
+        struct scheduler_key *key = LIST_HOLDER(link, struct scheduler_key, of_idle);
+        link = link->next;
         if (!key->changed)
             forget(s, key);
-        key = next;
     }
 }
 
@@ -176,8 +146,9 @@ void scheduler_changes(struct scheduler *s,
 void scheduler_keys_free(struct scheduler *s)
 {
     while (s->all.first != NULL) {
-        assert(!is_in_use(s->all.first)); /* an owner is still there */
-        forget(s, s->all.first);
+        struct scheduler_key *key = listed(s->all.first);
+        assert(!is_in_use(key)); /* an owner is still there */
+        forget(s, key);
     }
 }
 
@@ -195,7 +166,8 @@ bool scheduler_facts(const struct scheduler *s, struct tracker_text key,
 void scheduler_each_key(const struct scheduler *s,
                         bool (*fn)(void *arg, const struct scheduler_key_facts *facts), void *arg)
 {
-    for (const struct scheduler_key *key = s->all.first; key != NULL; key = key->next)
+    for (const struct scheduler_key *key = listed(s->all.first); key != NULL;
+         key = listed(key->of_all.next))
         if (key->facts.puts + key->facts.requests > 0 && !fn(arg, &key->facts))
             return;
 }

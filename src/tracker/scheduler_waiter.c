@@ -90,33 +90,6 @@ static void heap_remove(struct scheduler *s, struct scheduler_waiter *w)
     }
 }
 
-static void owner_add_waiter(struct scheduler_owner *owner, struct scheduler_waiter *w)
-{
-    w->owner = owner;
-    w->owner_prev = owner->last_waiter;
-    if (w->owner_prev != NULL)
-        w->owner_prev->owner_next = w;
-    else
-        owner->first_waiter = w;
-    owner->last_waiter = w;
-    owner->waiter_count++;
-}
-
-static void owner_remove_waiter(struct scheduler_waiter *w)
-{
-    struct scheduler_owner *owner = w->owner;
-
-    if (w->owner_prev != NULL)
-        w->owner_prev->owner_next = w->owner_next;
-    else
-        owner->first_waiter = w->owner_next;
-    if (w->owner_next != NULL)
-        w->owner_next->owner_prev = w->owner_prev;
-    else
-        owner->last_waiter = w->owner_prev;
-    owner->waiter_count--;
-}
-
 uint64_t scheduler_id_hash(const struct scheduler *s, uint64_t id)
 {
     return hash_text(s->secret, &id, sizeof(id));
@@ -141,7 +114,8 @@ void scheduler_waiter_free(struct scheduler *s, struct scheduler_waiter *w, enum
 
     heap_remove(s, w);
     hash_table_remove(&s->waiters, &w->by_id);
-    owner_remove_waiter(w);
+    list_remove(&w->owner->waiters, &w->of_owner);
+    w->owner->waiter_count--;
     scheduler_release(s, sizeof(*w) + w->user_len);
     mem_free(w);
     if (how == SCHEDULER_WITHDRAWN)
@@ -173,7 +147,9 @@ void scheduler_waiter_enter(struct scheduler *s, struct scheduler_waiter *w,
                             struct scheduler_owner *owner)
 {
     hash_table_add(&s->waiters, &w->by_id, scheduler_id_hash(s, w->id));
-    owner_add_waiter(owner, w);
+    w->owner = owner;
+    list_append(&owner->waiters, &w->of_owner);
+    owner->waiter_count++;
     heap_add(s, w->key, w);
     scheduler_key_touch(s, w->key);
 }

@@ -195,7 +195,7 @@ static uint64_t under_way(const struct tracker_conn *conn, unsigned long what)
 
 void tracker_conn_note_arrived(struct tracker_conn *conn)
 {
-    if (conn->owner.first_given != NULL)
+    if (conn->owner.given.first != NULL)
         scheduler_arrived(conn->server->scheduler, &conn->owner,
                           conn->sent - under_way(conn, SIOCOUTQ));
 }
@@ -205,7 +205,7 @@ static void settle_given(struct tracker_conn *conn)
 {
     uint64_t arrived = conn->sent;
 
-    if (conn->owner.first_given == NULL)
+    if (conn->owner.given.first == NULL)
         return;
     if (conn->server->ending || conn->server->state != SERVER_RUNNING)
         arrived = UINT64_MAX; /* nobody would get it any more */
