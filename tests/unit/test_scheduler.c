@@ -197,22 +197,29 @@ static void keys_are_apart_and_hold_any_character(void **state)
 
 /* ---- match keys ---- */
 
+struct match_keys {
+    char text[256];
+    size_t len;
+};
+
 static bool append_key(void *arg, struct tracker_text match_key)
 {
-    char *list = arg;
+    struct match_keys *keys = arg;
+    int n = snprintf(keys->text + keys->len, sizeof(keys->text) - keys->len, "%.*s ",
+                     (int)match_key.len, match_key.data);
 
-    strncat(list, match_key.data, match_key.len);
-    strcat(list, " ");
+    assert_in_range(n, 1, sizeof(keys->text) - keys->len - 1);
+    keys->len += (size_t)n;
     return true;
 }
 
 static void assert_match_keys(struct scheduler *s, struct scheduler_owner *owner,
                               const char *expected)
 {
-    char list[256] = "";
+    struct match_keys keys = {.len = 0};
 
-    scheduler_each_match_key(s, owner, append_key, list);
-    assert_string_equal(list, expected);
+    scheduler_each_match_key(s, owner, append_key, &keys);
+    assert_string_equal(keys.text, expected);
 }
 
 static void one_match_key_counts_once(void **state)
