@@ -106,25 +106,32 @@ static void print_table(const struct findings *f)
     table_free(t);
 }
 
-/* A single argument that ends with a dot. */
-static bool is_prefix(const struct options *o)
+/* It ends with a dot. */
+static bool is_prefix(const char *text)
 {
-    const char *text = o->positional_count == 1 ? o->positional[0] : "";
     size_t len = strnlen(text, UID_BYTES);
 
     return len > 0 && text[len - 1] == '.' && uid_prefix_is_valid(text, len);
 }
 
+static bool asks_for_prefix(const struct options *o)
+{
+    return o->positional_count == 1 && is_prefix(o->positional[0]);
+}
+
 /* Bad UIDs are the caller's mistake: said before anything is asked. */
 static int check_uids(const struct options *o)
 {
-    if (is_prefix(o))
+    if (asks_for_prefix(o))
         return CLI_DONE;
     if (options_flag(o, "watch"))
         return cli_usage_error(table.command, "--watch needs a prefix, such as \"ffn.\"");
     for (size_t i = 0; i < o->positional_count; i++) {
         struct uid parsed;
         struct skep_error err;
+        if (is_prefix(o->positional[i]))
+            return cli_usage_error(table.command, "prefix \"%s\": expected to stand alone",
+                                   o->positional[i]);
         if (uid_parse(&parsed, o->positional[i], &err) != SKEP_OK)
             return cli_usage_error(table.command, "%s", err.message);
     }
@@ -221,7 +228,7 @@ static int find_experts(const struct options *o)
     int code = client_from_options(table.command, o, false, &client);
     if (code == CLI_DONE && watch)
         code = find_prefix_watch(table.command, o, client, o->positional[0]);
-    else if (code == CLI_DONE && is_prefix(o))
+    else if (code == CLI_DONE && asks_for_prefix(o))
         code = list_prefix(o, client);
     else if (code == CLI_DONE)
         code = find_all(o, client, &f);

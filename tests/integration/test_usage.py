@@ -102,6 +102,7 @@ def case_contradictions_of_call():
             "--grad", "z", "--request-id", "xyz", "--identity", "never-made.key")
     refused(2, "--initial-peers is needed", "call", "ffn.0")
     refused(2, "--initial-peers is needed", "find", "ffn.0")
+    refused(2, ['prefix "ffn."', "alone"], "find", "ffn.", "ffn.0.0", *peers)
     for output in ("y", "y.npz", ".npy", "y.npy/"):
         refused(2, ["--output %s" % output, ".npy or .safetensors"], "call", "ffn.0", *peers,
                 "--input", "x", "--output", output)
