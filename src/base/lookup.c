@@ -12,7 +12,7 @@ struct lookup {
     struct endpoint name;
     lookup_fn fn;
     void *arg;
-    struct lookup_result result; /* the thread's */
+    struct lookup_answer result; /* the thread's */
 
     pthread_mutex_t lock; /* guards all below; held while fn runs */
     unsigned refs;        /* the owner's and the thread's */
@@ -37,7 +37,7 @@ static void unref_unlock(struct lookup *lookup)
 static void run(void *arg)
 {
     struct lookup *lookup = arg;
-    struct lookup_result *r = &lookup->result;
+    struct lookup_answer *r = &lookup->result;
 
     r->status =
         endpoint_resolve(&lookup->name, r->addresses, LOOKUP_MAX_ADDRESSES, &r->count, &r->err);

@@ -18,7 +18,7 @@ enum {
     LOOKUP_MAX_THREADS = 64,   /* of the process, those left behind included */
 };
 
-struct lookup_result {
+struct lookup_answer {
     skep_status status; /* as endpoint_resolve() */
     struct skep_error err;
     size_t count;
@@ -26,7 +26,7 @@ struct lookup_result {
 };
 
 /* On the lookup's thread, once; it must not call lookup_end(). @param result  borrowed. */
-typedef void (*lookup_fn)(void *arg, const struct lookup_result *result);
+typedef void (*lookup_fn)(void *arg, const struct lookup_answer *result);
 
 /*
  * Starts asking; returns at once.

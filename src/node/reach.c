@@ -10,10 +10,10 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/lookup.h"
 #include "base/log.h"
 #include "base/thread.h"
 #include "dht/directory_list.h"
-#include "dht/resolver.h"
 #include "net/pool.h"
 #include "node/reach_ask.h"
 
@@ -26,6 +26,7 @@ enum {
     POLL_MS = 500,    /* how often it is looked, without network, whether a peer has come */
     LIST_MS = 2000,
     RESOLVE_MS = 3000,
+    NAME_ADDRESSES = 8, /* of one announced name */
     SELF_MS = 3000,
 
     AGAIN_MS = 10000, /* after a check that did not go well, and how it grows */
@@ -45,7 +46,6 @@ struct reach {
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t changed;
     bool closing;
-    bool resolved; /* the question to the resolver has been answered */
     struct endpoint endpoints[ANNOUNCE_MAX];
     size_t endpoint_count;
     unsigned news; /* grows whenever something else is announced */
@@ -53,16 +53,6 @@ struct reach {
 };
 
 /* --- waiting ------------------------------------------------------------------------------- */
-
-static void on_resolved(void *arg)
-{
-    struct reach *r = arg;
-
-    pthread_mutex_lock(&r->lock);
-    r->resolved = true;
-    pthread_cond_broadcast(&r->changed);
-    pthread_mutex_unlock(&r->lock);
-}
 
 static bool is_closing(struct reach *r)
 {
@@ -87,31 +77,41 @@ static bool is_local(const struct address *address)
     return local;
 }
 
+struct question {
+    struct reach *reach;
+    bool answered; /* guarded by reach's lock, as the result is */
+    struct lookup_answer result;
+};
+
+static void on_looked_up(void *arg, const struct lookup_answer *result)
+{
+    struct question *q = arg;
+
+    pthread_mutex_lock(&q->reach->lock);
+    q->result = *result;
+    q->answered = true;
+    pthread_cond_broadcast(&q->reach->changed);
+    pthread_mutex_unlock(&q->reach->lock);
+}
+
 /* The addresses of a name; without blocking longer than it should. */
 static size_t resolve(struct reach *r, const struct endpoint *e, struct address *out, size_t cap)
 {
-    struct initial_peer question = {.endpoint = *e};
-    struct resolver *resolver = NULL;
-    struct resolution answer;
+    struct question q = {.reach = r};
+    struct lookup *lookup;
     uint64_t deadline = clock_deadline_us(RESOLVE_MS);
     size_t count = 0;
-    bool answered = false;
 
-    pthread_mutex_lock(&r->lock);
-    r->resolved = false;
-    pthread_mutex_unlock(&r->lock);
-    if (resolver_new(1, on_resolved, r, &resolver, NULL) != SKEP_OK)
+    if (lookup_start(e, on_looked_up, &q, &lookup, NULL) != SKEP_OK)
         return 0;
-    if (resolver_ask(resolver, 0, &question, NULL) == SKEP_OK) {
-        pthread_mutex_lock(&r->lock);
-        while (!r->closing && !r->resolved && cond_wait_until(&r->changed, &r->lock, deadline))
-            continue;
-        pthread_mutex_unlock(&r->lock);
-        answered = resolver_take(resolver, &answer); /* its lock comes before ours */
-    }
-    for (size_t i = 0; answered && answer.status == SKEP_OK && i < answer.count && i < cap; i++)
-        out[count++] = answer.addresses[i];
-    resolver_free(resolver, 0);
+    pthread_mutex_lock(&r->lock);
+    while (!r->closing && !q.answered && cond_wait_until(&r->changed, &r->lock, deadline))
+        continue;
+    pthread_mutex_unlock(&r->lock);
+    lookup_end(lookup);
+    for (size_t i = 0; q.answered && q.result.status == SKEP_OK && i < q.result.count && i < cap;
+         i++)
+        out[count++] = q.result.addresses[i];
     return count;
 }
 
@@ -130,7 +130,7 @@ struct check {
     struct pool *pool;
     struct endpoint endpoints[ANNOUNCE_MAX];
     size_t endpoint_count;
-    struct address addresses[ANNOUNCE_MAX * RESOLVER_MAX_ADDRESSES];
+    struct address addresses[ANNOUNCE_MAX * NAME_ADDRESSES];
     size_t address_count;
     struct candidate candidates[MAX_CANDIDATES];
     size_t candidate_count;
@@ -147,7 +147,7 @@ static void find_addresses(struct check *c)
         if (endpoint_to_address(&c->endpoints[i], at))
             c->address_count++;
         else
-            c->address_count += resolve(c->reach, &c->endpoints[i], at, RESOLVER_MAX_ADDRESSES);
+            c->address_count += resolve(c->reach, &c->endpoints[i], at, NAME_ADDRESSES);
     }
 }
 

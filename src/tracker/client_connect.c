@@ -232,7 +232,7 @@ static void take_addresses(struct loop_job *job)
 {
     struct client_lookup *lookup = (struct client_lookup *)job;
     struct tracker_client *client = lookup->client;
-    struct lookup_result *r = &lookup->result;
+    struct lookup_answer *r = &lookup->result;
 
     if (client != NULL) {
         client->lookup = NULL;
@@ -248,7 +248,7 @@ static void take_addresses(struct loop_job *job)
 }
 
 /* On the lookup's thread, while the client waits for it: so its loop is there. */
-static void on_looked_up(void *arg, const struct lookup_result *result)
+static void on_looked_up(void *arg, const struct lookup_answer *result)
 {
     struct client_lookup *lookup = arg;
 

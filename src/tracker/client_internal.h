@@ -29,7 +29,7 @@ struct client_lookup {
     struct loop *loop;
     struct lookup *lookup;
     struct tracker_client *client; /* NULL: dropped. The loop's thread only */
-    struct lookup_result result;
+    struct lookup_answer result;
 };
 
 struct tracker_client {

@@ -88,10 +88,10 @@ static int teardown(void **state)
 
 struct told {
     unsigned times;
-    struct lookup_result result;
+    struct lookup_answer result;
 };
 
-static void on_told(void *arg, const struct lookup_result *result)
+static void on_told(void *arg, const struct lookup_answer *result)
 {
     struct told *told = arg;
 
