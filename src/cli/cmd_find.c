@@ -130,7 +130,8 @@ static int check_uids(const struct options *o)
         struct uid parsed;
         struct skep_error err;
         if (is_prefix(o->positional[i]))
-            return cli_usage_error(table.command, "prefix \"%s\": expected to stand alone",
+            return cli_usage_error(table.command,
+                                   "prefix \"%s\": expected to stand alone, or an expert UID",
                                    o->positional[i]);
         if (uid_parse(&parsed, o->positional[i], &err) != SKEP_OK)
             return cli_usage_error(table.command, "%s", err.message);
