@@ -18,7 +18,7 @@ class Host:
         def is_apart():
             assert self.holder.poll() is None, "unshare --net is not allowed"
             return os.readlink("/proc/%d/ns/net" % self.holder.pid) != own
-        until(is_apart, 10, "a namespace of its own", pause=0.01)
+        until(is_apart, 30, "a namespace of its own", pause=0.01)
         self.inside = ["nsenter", "--net=/proc/%d/ns/net" % self.holder.pid]
         self.ip("link", "set", "lo", "up")
 

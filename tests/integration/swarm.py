@@ -67,6 +67,15 @@ def until(condition, seconds, what, pause=0.05):
         time.sleep(pause)
 
 
+def stands_still(pid):
+    """Whether every thread of a process is stopped."""
+    for task in os.listdir("/proc/%d/task" % pid):
+        with open("/proc/%d/task/%s/stat" % (pid, task)) as stat:
+            if stat.read().rsplit(")", 1)[1].split()[0] != "T":
+                return False
+    return True
+
+
 class Process:
     """One background `skep` whose first output line is its facts as JSON."""
 
@@ -168,6 +177,32 @@ class Process:
             self.popen.kill()
         self.popen.wait()
 
+    def freeze(self):
+        """SIGSTOP, and waits until it stands still: its sockets stay open, and nothing answers."""
+        self.popen.send_signal(signal.SIGSTOP)
+        until(lambda: stands_still(self.popen.pid), 20, "%s stands still" % self.name, 0.005)
+
+    def thaw(self):
+        self.popen.send_signal(signal.SIGCONT)
+
+    def freeze_while(self, named, what, seconds=60):
+        """Freezes it at a moment when `named()` holds without its help, as when others keep its
+        record: a node that has just been found may have answered for itself, while its record was
+        still on its way to the others."""
+        def frozen_and_named():
+            assert self.alive(), "%s has ended:\n%s" % (self.name, self.read_log())
+            self.freeze()
+            if named():
+                return True
+            self.thaw()
+            return False
+        until(frozen_and_named, seconds, what, pause=0.5)
+
+    def kill_while(self, named, what):
+        """SIGKILL at such a moment: its record does not die with it."""
+        self.freeze_while(named, what)
+        self.kill()
+
     def close(self):
         self.kill()
         self.popen.stdout.close()
@@ -265,6 +300,15 @@ def until_found(peers, uid, node, seconds=30, **more):
         return providers and (providers[0]["peer_id"], providers[0]["endpoint"]) == (
             node.facts["peer_id"], node.endpoint)
     until(first, seconds, "%s is found at %s" % (uid, node.endpoint))
+
+
+def is_named(peers, uid, node):
+    return any(p["endpoint"] == node.endpoint for p in find(peers, uid)[uid])
+
+
+def kill_named(node, peers, uid):
+    """Kills a node whose record for this UID stays with others of the swarm."""
+    node.kill_while(lambda: is_named(peers, uid, node), "others name %s" % node.name)
 
 
 def until_gone(peers, uid, seconds=30, **more):

@@ -1,9 +1,8 @@
 """`skep call` with several nodes of one UID, and with compression on both sides, over processes."""
 
-import signal
 import struct
 
-from swarm import Swarm, call, find, main, read_npy, refused, until, write_npy
+from swarm import Swarm, call, find, is_named, main, read_npy, refused, until, write_npy
 
 HIDDEN, ROWS = 256, 256
 NUMBERS = HIDDEN * ROWS
@@ -76,7 +75,8 @@ def case_a_stopped_process_is_overtaken():
               "both nodes are found")
         x, y = swarm.path("x.npy"), swarm.path("y.npy")
         values = write_input(x)
-        nodes[0].send(signal.SIGSTOP)
+        nodes[0].freeze_while(lambda: is_named(bootstrap.peer, "ffn.0.0", nodes[0]),
+                              "others name the stopped node")
 
         def call_once():  # each time one of the two is asked first, by lot
             answer = call("ffn.0.0", "--input", x, "--output", y, "--hedge-after", "300ms",
@@ -87,7 +87,7 @@ def case_a_stopped_process_is_overtaken():
             return answer["hedges"] == 1
 
         until(call_once, 60, "the stopped node is asked first, and overtaken")
-        nodes[0].send(signal.SIGCONT)
+        nodes[0].thaw()
 
 
 def case_hedging_is_for_forward_calls_to_a_swarm():

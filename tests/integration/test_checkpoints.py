@@ -154,7 +154,7 @@ def case_the_one_before_a_damaged_one_is_used():
             first = node(swarm, "first", folder)
             trainer = Trainer(first)
             trainer.step(1)
-            until(lambda: generations(folder)[:1] and generations(folder)[0][1] == 1, 10, "a save")
+            until(lambda: generations(folder)[:1] and generations(folder)[0][1] == 1, 30, "a save")
             assert first.stop() == 0
             first = node(swarm, "again", folder, period="1000")
             Trainer(first).step(2)
@@ -250,7 +250,7 @@ def case_a_full_disk_is_told_and_serving_goes_on():
         first = node(swarm, "first", folder)
         trainer = Trainer(first)
         trainer.step(0)
-        until(lambda: generations(folder) and generations(folder)[0][1] == 1, 10, "a save")
+        until(lambda: generations(folder) and generations(folder)[0][1] == 1, 30, "a save")
         before = generations(folder)
         # The log goes to a file as well, so there must be room for its lines.
         resource.prlimit(first.popen.pid, resource.RLIMIT_FSIZE, (20000, resource.RLIM_INFINITY))
@@ -260,12 +260,12 @@ def case_a_full_disk_is_told_and_serving_goes_on():
         assert "File too large" in first.read_log()
         assert info(first)["updates"] == 51
         assert generations(folder) == before
-        until(lambda: len(os.listdir(folder + "/ffn.0.0")) == len(before) + 1, 10,
+        until(lambda: len(os.listdir(folder + "/ffn.0.0")) == len(before) + 1, 30,
               "nothing is left of the saves that failed")
         resource.prlimit(first.popen.pid, resource.RLIMIT_FSIZE,
                          (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         first.wait_log("saved again")
-        until(lambda: generations(folder)[0][1] == 51, 10, "a save of all steps")
+        until(lambda: generations(folder)[0][1] == 51, 30, "a save of all steps")
 
 
 def case_what_a_full_disk_costs_at_the_stop_is_told():
@@ -273,7 +273,7 @@ def case_what_a_full_disk_costs_at_the_stop_is_told():
     with Swarm() as swarm:
         folder = swarm.path("kept")
         first = node(swarm, "first", folder, uids=("ffn.0.0", "ffn.0.1"), period="1000")
-        until(lambda: generations(folder) and generations(folder, "ffn.0.1"), 10, "first saves")
+        until(lambda: generations(folder) and generations(folder, "ffn.0.1"), 30, "first saves")
         trainer = Trainer(first)
         for i in range(3):
             trainer.step(i)

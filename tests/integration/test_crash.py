@@ -3,8 +3,8 @@
 import threading
 import time
 
-from swarm import (Swarm, call, find, main, run, timeout_option, until, until_found, until_gone,
-                   write_npy)
+from swarm import (Swarm, call, find, kill_named, main, run, timeout_option, until, until_found,
+                   until_gone, write_npy)
 
 # What a record lives at least (docs/records.md): max(2 x update period, 60 s).
 EXPIRATION = 60
@@ -24,7 +24,7 @@ def case_a_killed_node_is_gone_within_its_expiration():
         live = swarm.node("live", ["ffn.0.1"], [dead.peer, bootstrap.peer], "--update-period", "5")
         until_found(bootstrap.peer, "ffn.0.0", dead)
         until_found(bootstrap.peer, "ffn.0.1", live)
-        dead.kill()
+        kill_named(dead, bootstrap.peer, "ffn.0.0")
         killed_at = time.time()
 
         def gone():
@@ -44,7 +44,7 @@ def case_a_stopped_node_is_gone_at_once():
         node = swarm.node("node", ["ffn.0.0"], [bootstrap.peer])
         until_found(bootstrap.peer, "ffn.0.0", node)
         assert node.stop() == 0, node.read_log()
-        until_gone(bootstrap.peer, "ffn.0.0", 10)
+        until_gone(bootstrap.peer, "ffn.0.0")
 
 
 def case_another_node_takes_over():
@@ -56,12 +56,9 @@ def case_another_node_takes_over():
         until(lambda: len(find(bootstrap.peer, "ffn.0.0")["ffn.0.0"]) == 2, 30, "both are found")
         x, g = tensors(swarm)
         y = swarm.path("y.npy")
-        first.kill()
         # Its record still leads callers to it, and nobody listens there. Which of the two is named
         # first changes whenever the other is published anew.
-        until(lambda: any(p["endpoint"] == first.endpoint
-                          for p in find(bootstrap.peer, "ffn.0.0")["ffn.0.0"]),
-              30, "the killed node is still named")
+        kill_named(first, bootstrap.peer, "ffn.0.0")
         for arguments in ((), ("--grad", g)):
             answer = call("ffn.0.0", "--input", x, "--output", y, *arguments, peers=bootstrap.peer)
             assert answer["peer_id"] == spare.facts["peer_id"], answer
@@ -74,7 +71,7 @@ def case_nobody_left_is_unavailable():
         bootstrap = swarm.bootstrap()
         node = swarm.node("node", ["ffn.0.0"], [bootstrap.peer])
         until_found(bootstrap.peer, "ffn.0.0", node)
-        node.kill()
+        kill_named(node, bootstrap.peer, "ffn.0.0")
         x, _ = tensors(swarm)
         said = call("ffn.0.0", "--input", x, "--output", swarm.path("y.npy"), peers=bootstrap.peer,
                     code=1)
@@ -88,10 +85,10 @@ def case_a_frozen_node_costs_the_deadline_only():
         x, g = tensors(swarm)
         y = swarm.path("y.npy")
         call("ffn.0.0", "--input", x, "--output", y, node=node)
-        node.popen.send_signal(19)
+        node.freeze()
         said = call("ffn.0.0", "--input", x, "--output", y, node=node, seconds=1, code=4)
         assert "ffn.0.0" in said or node.endpoint in said, said
-        node.popen.send_signal(18)
+        node.thaw()
         call("ffn.0.0", "--input", x, "--grad", g, "--output", y, node=node)
 
 

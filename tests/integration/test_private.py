@@ -1,6 +1,7 @@
 """Who may not take part: strangers to a private swarm, other swarms, plaintext, impostors."""
 
-from swarm import (Swarm, call, find, main, refused, run, timeout_option, until_found, write_npy)
+from swarm import (Swarm, call, find, kill_named, main, refused, run, timeout_option, until_found,
+                   write_npy)
 
 
 def tensors(swarm):
@@ -116,7 +117,7 @@ def case_an_impostor_at_a_published_endpoint_is_refused():
         bootstrap = swarm.bootstrap()
         node = swarm.node("node", ["ffn.0.0"], [bootstrap.peer])
         until_found(bootstrap.peer, "ffn.0.0", node)
-        node.kill()
+        kill_named(node, bootstrap.peer, "ffn.0.0")
         impostor = swarm.node("impostor", ["ffn.0.0"], [], listen=node.endpoint)
         said = call("ffn.0.0", *tensors(swarm), peers=bootstrap.peer, code=1)
         assert "the peer is %s, expected %s" % (impostor.facts["peer_id"],

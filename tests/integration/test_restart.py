@@ -4,7 +4,8 @@ import os
 import signal
 import socket
 
-from swarm import Swarm, call, find, free_port, main, refused, until, until_found, write_npy
+from swarm import (Swarm, call, find, free_port, kill_named, main, refused, until, until_found,
+                   write_npy)
 
 
 def endpoints(peer):
@@ -20,7 +21,7 @@ def start_again(kill, listen_again="127.0.0.1:*"):
         until_found(bootstrap.peer, "ffn.3.0", first)
         old_endpoint, peer_id = first.endpoint, first.facts["peer_id"]
         if kill:
-            first.kill()
+            kill_named(first, bootstrap.peer, "ffn.3.0")  # the old record stays behind
         else:
             assert first.stop() == 0, first.read_log()
         # The old port stays taken, by one who would answer a call wrongly.
@@ -31,7 +32,7 @@ def start_again(kill, listen_again="127.0.0.1:*"):
         # It publishes at once, to peers that know it again. Once its record has reached them, every
         # lookup, whomever it asks, puts the new port first: the records' sequence decides.
         both = (bootstrap.peer, second.peer)
-        until(lambda: all(endpoints(peer) == [second.endpoint] for peer in both * 2), 5,
+        until(lambda: all(endpoints(peer) == [second.endpoint] for peer in both * 2), 30,
               "each peer finds ffn.3.0 at %s" % second.endpoint)
         for peer in both * 5:
             assert endpoints(peer) == [second.endpoint], (second.endpoint, endpoints(peer))

@@ -83,7 +83,7 @@ def case_an_expert_that_blocks_for_ever_costs_itself_only():
             assert code == 1 and "stalled: its last batch takes too long" in said, (code, said)
             s.node.wait_log("taken off the swarm")
             # It says so of itself, and takes no more calls; the other one is as before.
-            until(lambda: s.stalled("b.0"), 10, "info tells of the stall")
+            until(lambda: s.stalled("b.0"), 30, "info tells of the stall")
             assert not s.stalled("b.1")
             out, _ = run("call", "b.0", "--endpoint", s.node.endpoint)
             assert "STALLED" in out, out
@@ -112,7 +112,7 @@ def case_an_expert_that_comes_back_is_published_again():
         until_gone(s.peer, "b.0")
         s.release()
         assert ended(first) == (0, ""), ended(first)
-        until(lambda: not s.stalled("b.0"), 10, "info tells of the recovery")
+        until(lambda: not s.stalled("b.0"), 30, "info tells of the recovery")
         s.serves("b.0")
         until_found(s.peer, "b.0", s.node)
         assert s.node.stop() == 0

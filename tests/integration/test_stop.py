@@ -39,7 +39,7 @@ def case_each_signal_ends_it_cleanly():
             last = node.events()[-1]
             assert (last["event"], last["connections"], last["calls"]) == ("stopped", 0, 1), last
             assert "node: stopped" in node.read_log(), node.read_log()
-            until_gone(bootstrap.peer, "ffn.0.0", 10)
+            until_gone(bootstrap.peer, "ffn.0.0")
         assert everything_below(home) == [], everything_below(home)
         assert everything_below(keys) == [os.path.join(keys, "node.key")], everything_below(keys)
         for number in STOPPING:

@@ -83,13 +83,13 @@ def case_a_client_waits_for_a_server():
         waiting = Raw(port)
         waiting.send([REQUEST, "k", "", 1])
         with Raw(port) as watcher:
-            until(lambda: queue(watcher, "k") == (0, 1), 10, "one waits")
+            until(lambda: queue(watcher, "k") == (0, 1), 30, "one waits")
             assert not waiting.has_answer()
             with Server(port, "k") as server:
                 code, (address, at, match_key) = waiting.receive()
                 assert (code, address, at) == (SUCCESS, "127.0.0.1", server.port)
                 connect(address, at, match_key).close()
-            until(lambda: queue(watcher, "k") == (0, 0), 10, "the server has gone")
+            until(lambda: queue(watcher, "k") == (0, 0), 30, "the server has gone")
         waiting.close()
 
 
@@ -102,7 +102,7 @@ def case_priority_and_order():
                 client = Raw(port)
                 client.send([REQUEST, "k", "user", priority])
                 clients.append(client)
-                until(lambda: queue(server, "k") == (0, i + 1), 10, "%d wait" % (i + 1))
+                until(lambda: queue(server, "k") == (0, i + 1), 30, "%d wait" % (i + 1))
             for i in (5, 4, 1, 2, 6, 0, 3):
                 assert server.put("k", "m%d" % i) == SUCCESS
                 assert clients[i].receive() == [SUCCESS, ["127.0.0.1", 9090, "m%d" % i]]
@@ -116,7 +116,7 @@ def case_key_handed_out_and_never_used():
     with Swarm() as swarm:
         port = tracker(swarm).facts["port"]
         with Server(port, "k", ping_period=0.2) as server, Raw(port) as client:
-            until(lambda: queue(client, "k") == (1, 0), 10, "the server is free")
+            until(lambda: queue(client, "k") == (1, 0), 30, "the server is free")
             _, (_, _, first) = client.ask([REQUEST, "k", "", 1])
             assert first == server.match_keys[0]
             until(lambda: len(server.match_keys) == 2 and queue(client, "k")[0] > 0, 20,
@@ -130,7 +130,7 @@ def case_key_handed_out_and_never_used():
             except ConnectionRefusedError:
                 pass
             connect(address, at, second).close()
-            until(lambda: server.served == 1, 10, "it has served")
+            until(lambda: server.served == 1, 30, "it has served")
 
 
 def case_polling_at_its_own_pace():
@@ -186,11 +186,11 @@ def case_server_that_dies():
                     assert server.put(key, match_key) == SUCCESS
                     assert queue(watcher, key) == (1, 0)
                     end(server)
-                    until(lambda: queue(watcher, key) == (0, 0), 10, "it is gone")
+                    until(lambda: queue(watcher, key) == (0, 0), 30, "it is gone")
                     assert watcher.summary()["server_info"] == []
                 with Raw(port) as client:
                     client.send([REQUEST, key, "", 1])
-                    until(lambda: queue(watcher, key) == (0, 1), 10, "the request waits")
+                    until(lambda: queue(watcher, key) == (0, 1), 30, "the request waits")
                     assert not client.has_answer()
 
 
@@ -202,10 +202,10 @@ def case_clients_that_leave():
         with Raw(port) as server:
             for client in clients:
                 client.send([REQUEST, "k", "", 1])
-            until(lambda: queue(server, "k") == (0, 3), 10, "three wait")
+            until(lambda: queue(server, "k") == (0, 3), 30, "three wait")
             clients[0].close()
             clients[1].reset()
-            until(lambda: queue(server, "k") == (0, 1), 10, "one waits")
+            until(lambda: queue(server, "k") == (0, 1), 30, "one waits")
             assert server.put("k", "m") == SUCCESS
             assert clients[2].receive()[1][2] == "m"
             assert queue(server, "k") == (0, 0)
@@ -215,7 +215,7 @@ def case_clients_that_leave():
                 gone, there = Raw(port), Raw(port)
                 gone.send([REQUEST, "k", "", 9])
                 there.send([REQUEST, "k", "", 1])
-                until(lambda: queue(server, "k") == (0, 2), 10, "two wait", pause=0.001)
+                until(lambda: queue(server, "k") == (0, 2), 30, "two wait", pause=0.001)
                 gone.close()
                 assert server.put("k", "n%d" % i) == SUCCESS
                 assert there.receive()[1][2] == "n%d" % i
@@ -413,7 +413,7 @@ def case_query_tracker():
             assert a.put("rasp3b", "m") == SUCCESS
             assert b.ask([UPDATE_INFO, {"key": "server:gpu", "addr": ["10.0.0.9", 1]}]) == SUCCESS
             waiting.send([REQUEST, "gpu", "", 1])
-            until(lambda: queue(a, "gpu") == (0, 1), 10, "one waits")
+            until(lambda: queue(a, "gpu") == (0, 1), 30, "one waits")
             out, _ = run("query-tracker", *at)
             assert out == "Tracker address 127.0.0.1:%d\n\n" % port + Session(port).text_summary(), out
             out, _ = run("query-tracker", *at, "--json")
@@ -424,7 +424,7 @@ def case_query_tracker():
             said = refused(4, ["Rasp3b", "rasp3b", "gpu"], "query-tracker", *at, "--request", "Rasp3b",
                            "--timeout", "%dms" % (2000 * PATIENCE))
             assert "in time" in said
-            until(lambda: queue(a, "Rasp3b") == (0, 0), 10, "its request is withdrawn")
+            until(lambda: queue(a, "Rasp3b") == (0, 0), 30, "its request is withdrawn")
 
 
 def case_the_table_cannot_drive_a_terminal():

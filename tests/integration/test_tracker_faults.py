@@ -61,7 +61,7 @@ def case_port_flood():
             assert raw.ask([PING]) == SUCCESS
         process.wait_log("all 50 connections are taken")
         old.pop().close()
-        until(lambda: try_ping(port), 10, "there is room again")
+        until(lambda: try_ping(port), 30, "there is room again")
         for raw in old:
             raw.close()
         assert process.stop() == 0
@@ -143,7 +143,7 @@ def case_slow_readers():
                 except BlockingIOError:
                     pass
                 slow.append(raw)
-            until(lambda: other.ask([PING]) == SUCCESS, 10, "others are served")
+            until(lambda: other.ask([PING]) == SUCCESS, 30, "others are served")
             peak = resident_kib(process)
             assert peak - before < 40 * 1024 * PATIENCE, "%d KiB more" % (peak - before)
             for raw in slow:
@@ -205,7 +205,7 @@ def case_a_server_dies_after_being_handed_out():
         session = Session(port)
         first = Server(port, "k")
         first.start()
-        until(is_free(session.raw, "k"), 10, "the first is free")
+        until(is_free(session.raw, "k"), 30, "the first is free")
         address, at, _ = session.request("k")
         assert at == first.port
         first.stop()
@@ -236,7 +236,7 @@ def case_kill_and_restart():
                 waiting = [Raw(port) for _ in range(5)]
                 for client in waiting:
                     client.send([REQUEST, "none", "", 1])
-                until(lambda: queue(raw, "none") == (0, 5), 10, "five wait")
+                until(lambda: queue(raw, "none") == (0, 5), 30, "five wait")
                 first.kill()
                 for client in waiting:
                     assert client.is_closed()

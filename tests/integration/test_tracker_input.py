@@ -37,7 +37,7 @@ class Bystander:
         assert self.server.ask([UPDATE_INFO, {"key": "server:by", "addr": [None, 7]}]) == SUCCESS
         assert self.server.put("by", "m") == SUCCESS
         self.client.send([REQUEST, "stander", "", 1])
-        until(lambda: self.server.summary()["queue_info"] == self.queues(), 10, "it waits")
+        until(lambda: self.server.summary()["queue_info"] == self.queues(), 30, "it waits")
 
     @staticmethod
     def queues():
