@@ -512,12 +512,12 @@ static void a_passed_deadline_ends_it_with_what_is_known(void **state)
     scores_free(&s, &unknown);
 }
 
-static void declare_prefix(const struct net_node *node, const char *prefix, int64_t *coords,
-                           size_t count)
+static void declare_prefix_for(const struct net_node *node, const char *prefix, int64_t *coords,
+                               size_t count, uint32_t lifetime_s)
 {
     struct record record = {
         .kind = RECORD_PREFIX,
-        .expires_at = directory_now_ms(net_directory(node)) / 1000 + 60,
+        .expires_at = directory_now_ms(net_directory(node)) / 1000 + lifetime_s,
         .prefix = {.endpoint_count = 1,
                    .endpoints = {{.host = "127.0.0.1", .port = 7009}},
                    .parts = 1,
@@ -530,6 +530,12 @@ static void declare_prefix(const struct net_node *node, const char *prefix, int6
     record_key_prefix(swarm_record(node->swarm), prefix, node->identity.peer_id, declaration.key);
     net_declare(node, &declaration, 1);
     assert_int_equal(declaration.outcome, SKEP_OK);
+}
+
+static void declare_prefix(const struct net_node *node, const char *prefix, int64_t *coords,
+                           size_t count)
+{
+    declare_prefix_for(node, prefix, coords, count, 60);
 }
 
 /* B74: the prefix outlived the expert. */
@@ -559,6 +565,85 @@ static void an_expert_that_is_gone_is_replaced_by_the_next_best(void **state)
     assert_true(NET_UNTIL(
         (r = search(&q), found = r.experts[0].coords[1], beam_result_free(&r), found == 7)));
     scores_free(&s, &g);
+}
+
+static _Atomic int64_t wall_offset_ms;
+
+static int64_t shifted_wall_ms(void)
+{
+    return clock_wall_ms() + wall_offset_ms;
+}
+
+static int64_t best_of(const struct net_node *searcher, struct beam_query *q)
+{
+    struct beam_result r;
+
+    q->deadline_us = net_deadline();
+    assert_int_equal(beam_search(net_directory(searcher), q, &r, NULL), SKEP_OK);
+    assert_int_equal(r.hit_count[0], 1);
+    int64_t coord = r.experts[0].coords[1];
+    beam_result_free(&r);
+    return coord;
+}
+
+static uint64_t gets_of(const struct net_node *node)
+{
+    struct directory_stats stats;
+
+    directory_stats(net_directory(node), &stats);
+    return stats.gets;
+}
+
+/* B74, from its lapse to its return. The prefix is another node's and names the expert all the
+ * time: what an overloaded or half-dead node leaves behind. To the one who searches it is a few
+ * minutes later by then, so that a record of a minute has lapsed and those of an hour have not. */
+static void a_lapsed_expert_is_found_again_once_its_node_is_back(void **state)
+{
+    enum { HOUR_S = 3600, LATER_S = 60 + 60 + 2 /* clocks may differ by a minute */ };
+    enum { PERIOD_S = 2 * LATER_S /* of the node that comes back; its records live for two */ };
+    const struct grid g = {.name = "lapsed.", .dims = 2, .sizes = {4, 8}};
+    const struct net_options shifted = {.wall_ms = shifted_wall_ms};
+    uint16_t ports[] = {net_port(&nodes[0])};
+    int64_t coords[] = {2, 7};
+    struct net_node searcher, back;
+    struct handler *handler;
+    struct scores s;
+
+    (void)state;
+    wall_offset_ms = 0;
+    net_start_with(&searcher, ports, 1, &shifted);
+    net_start(&back, ports[0]);
+    assert_true(swarm_wait_joined(searcher.swarm, net_deadline()));
+    assert_true(swarm_wait_joined(back.swarm, net_deadline()));
+    declare_prefix_for(&nodes[1], "lapsed.3.", coords, 2, HOUR_S - 1);
+    assert_int_equal(net_declare_expert(&nodes[1], "lapsed.3.2", 7001, HOUR_S - 1, false), SKEP_OK);
+    assert_int_equal(net_declare_expert(&back, "lapsed.3.7", 7002, 60, false), SKEP_OK);
+    scores_new(&s, &g, 1);
+    s.of[1][7] = 100;
+    struct beam_query q = query_of(&g, &s, 1, 1, 4);
+    assert_int_equal(best_of(&searcher, &q), 7);
+
+    /* The next best one instead. That 7 is gone is remembered: it is not asked for again and again.
+     */
+    wall_offset_ms = LATER_S * 1000;
+    uint64_t gets;
+    assert_true(NET_UNTIL((assert_int_equal(best_of(&searcher, &q), 2), gets = gets_of(&searcher),
+                           best_of(&searcher, &q) == 2 && gets_of(&searcher) == gets)));
+
+    /* But not for long: what its node publishes first when it is back is found, before it publishes
+     * for a second time. */
+    struct handler_config config = {.swarm = back.swarm,
+                                    .update_period_s = PERIOD_S,
+                                    .endpoint_count = 1,
+                                    .endpoints = {{.host = "127.0.0.1", .port = 7002}}};
+    const struct handler_expert expert = {.uid = "lapsed.3.7", .cls = "nop"};
+    assert_int_equal(handler_new(&config, &expert, 1, &handler, NULL), SKEP_OK);
+    assert_true(NET_UNTIL(best_of(&searcher, &q) == 7));
+    _Static_assert(NET_PATIENCE_MS < 1000 * PERIOD_S, "that was within one period");
+    handler_free(handler, clock_deadline_us(2000));
+    scores_free(&s, &g);
+    net_stop(&back);
+    net_stop(&searcher);
 }
 
 /* A first coordinate whose prefix has been withdrawn counts as empty. */
@@ -692,6 +777,7 @@ int main(void)
         cmocka_unit_test(a_lone_node_says_that_nobody_could_be_asked),
         cmocka_unit_test(a_passed_deadline_ends_it_with_what_is_known),
         cmocka_unit_test(an_expert_that_is_gone_is_replaced_by_the_next_best),
+        cmocka_unit_test(a_lapsed_expert_is_found_again_once_its_node_is_back),
         cmocka_unit_test(a_withdrawn_prefix_is_empty),
         cmocka_unit_test(nodes_that_are_avoided_are_passed_over),
         cmocka_unit_test(bad_queries_are_refused_with_what_is_wrong),
