@@ -45,7 +45,12 @@ struct skep_moe_options {
      */
     bool allow_missing;
     bool unchecked; /**< as skep_beam_options */
-    /** How activations and gradients travel; DEFAULT (the default): as the client's options say. */
+    /**
+     * How activations and gradients travel; DEFAULT (the default): as the client's options say. If
+     * these leave it open, too, answers come as each expert's schema recommends (`skep node
+     * --compression`), and so do requests go once an answer has shown how: the first one to a node
+     * goes as it is, and nothing is sent just to find out.
+     */
     enum skep_compression compression, grad_compression;
     uint32_t hedge_after_ms; /**< of forward calls, as skep_client_options; 0 (default): its */
     /**

@@ -70,6 +70,26 @@ static enum skep_compression choose(enum skep_compression call, enum skep_compre
     return call != SKEP_COMPRESSION_DEFAULT ? call : client;
 }
 
+/* With neither word from the caller: what the node that is asked first has recommended or, where
+ * that is not decided yet, the first of those that serve the expert of which it is known. */
+static enum skep_compression recommendation(struct skep_call *call, bool of_gradients)
+{
+    struct skep_client *client = call->client;
+    const char *uid = call->expert->uid;
+    enum skep_compression found = SKEP_COMPRESSION_DEFAULT;
+
+    if (call->expert->any_peer)
+        return found;
+    pthread_mutex_lock(&client->lock);
+    if (call->has_preferred)
+        found = recommended_find(&client->recommended, call->preferred, uid, of_gradients);
+    for (size_t i = 0; i < call->candidates.count && found == SKEP_COMPRESSION_DEFAULT; i++)
+        found = recommended_find(&client->recommended, call->candidates.items[i].peer_id, uid,
+                                 of_gradients);
+    pthread_mutex_unlock(&client->lock);
+    return found;
+}
+
 static skep_status compress(struct skep_call *call, const struct call_request *request,
                             struct skep_error *err)
 {
@@ -91,6 +111,10 @@ static skep_status compress(struct skep_call *call, const struct call_request *r
                                                                       memory_order_relaxed));
     grad = choose(grad, (enum skep_compression)atomic_load_explicit(&call->expert->grad_compression,
                                                                     memory_order_relaxed));
+    if (request->by_answers && plain == SKEP_COMPRESSION_DEFAULT)
+        plain = recommendation(call, false);
+    if (request->by_answers && request->gradient_count > 0 && grad == SKEP_COMPRESSION_DEFAULT)
+        grad = recommendation(call, true);
     rc = compressed_make(&call->compressed, call->tensor_pointers, call->tensor_count,
                          request->gradient_count, tensor_encoding_of(plain),
                          tensor_encoding_of(grad), call->headers->tensors, &not_finite, err);
@@ -182,8 +206,6 @@ static skep_status call_new(struct skep_remote_expert *expert, const struct call
         rc = fill_headers(call, request, err);
     if (rc == SKEP_OK)
         rc = copy_tensors(call, request->tensors, request->tensor_count, err);
-    if (rc == SKEP_OK)
-        rc = compress(call, request, err);
     if (rc == SKEP_OK) {
         struct provider_list known;
         bool ok = remote_expert_snapshot(expert, &known);
@@ -192,6 +214,8 @@ static skep_status call_new(struct skep_remote_expert *expert, const struct call
         if (!ok)
             rc = error_no_memory(err, expert->uid, sizeof(struct provider));
     }
+    if (rc == SKEP_OK)
+        rc = compress(call, request, err);
     if (rc != SKEP_OK)
         call_unref(call);
     else

@@ -140,6 +140,8 @@ struct verdict {
     enum outcome outcome;
     bool of_crowd;
     uint64_t at_least_us; /* unless good: what the node needs; 0: unknown */
+    /* Of a good one, where the node chose it: how the tensors came; DEFAULT: they do not tell. */
+    enum skep_compression compression;
 };
 
 static void note_began(struct skep_call *call, const uint8_t *peer_id, bool hedge)
@@ -162,6 +164,19 @@ static void note_never_began(struct skep_call *call, const uint8_t *peer_id)
     if (!call->expert->any_peer)
         pace_ended(&client->pace, call_pace_key(call, peer_id), 0);
     pthread_mutex_unlock(&client->lock);
+}
+
+/* An answer shows what the expert's schema recommends, if this side left it open. Tensors of other
+ * types than F32 are never encoded, and so tell nothing. */
+static enum skep_compression recommended_by(const struct skep_call *call,
+                                            const struct reply_headers *reply)
+{
+    if (call->headers->has_reply_encoding)
+        return SKEP_COMPRESSION_DEFAULT;
+    for (size_t i = 0; i < reply->tensor_count; i++)
+        if (dtype_equal(reply->tensors[i].dtype, DTYPE_F32))
+            return tensor_encoding_setting(reply->tensors[i].encoding);
+    return SKEP_COMPRESSION_DEFAULT;
 }
 
 /* Tells the directory, too, whom to name first. */
@@ -192,6 +207,9 @@ static void note_ended(struct skep_call *call, const struct provider *provider, 
         if (!call->judged_by_caller)
             avoid_succeeded(&client->avoid, peer_id);
         pace_answered(&client->pace, key, took_us);
+        if (v.compression != SKEP_COMPRESSION_DEFAULT)
+            recommended_learn(&client->recommended, peer_id, call->expert->uid,
+                              call->changes_weights, tensor_encoding_of(v.compression));
     } else {
         if (v.outcome == OUTCOME_BAD)
             avoid_failed(&client->avoid, peer_id);
@@ -316,12 +334,14 @@ static void pool_done(void *arg, const struct reply_headers *reply, DLManagedTen
     attempt->open = false;
     uint64_t took_us = clock_mono_us() - attempt->sent_us;
     provider = call->candidates.items[attempt->candidate];
-    if (reply != NULL && reply->status == SKEP_OK)
+    if (reply != NULL && reply->status == SKEP_OK) {
         taken = take_answer(call, attempt, reply, tensors);
-    else if (reply != NULL)
+        v.compression = recommended_by(call, reply);
+    } else if (reply != NULL) {
         v = take_refusal(call, reply);
-    else
+    } else {
         v = take_failure(call, attempt, sent, err, took_us);
+    }
     v.of_crowd = call_is_crowd(call);
     pthread_mutex_unlock(&call->lock);
     for (size_t i = 0; reply != NULL && !taken && i < reply->tensor_count; i++)

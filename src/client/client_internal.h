@@ -14,6 +14,7 @@
 #include "client/compress.h"
 #include "client/pace.h"
 #include "client/random.h"
+#include "client/recommended.h"
 #include "crypto/identity.h"
 #include "crypto/swarm_key.h"
 #include "dht/swarm.h"
@@ -41,6 +42,7 @@ struct skep_client {
     struct skep_client_stats stats; /* but for not_compressed */
     struct avoid avoid;
     struct pace pace;
+    struct recommended recommended;
     struct random random;
 };
 
@@ -98,6 +100,12 @@ struct call_request {
     /* The caller looks at the answer, and tells client->avoid whether it was good: a node that
      * answers nonsense again and again is not to be forgiven for each answer. */
     bool judged_by_caller;
+    /* Where neither the call nor the client says how tensors travel, they go as the answers of the
+     * nodes that serve the expert have shown so far (client->recommended). */
+    bool by_answers;
+    /* Runs with done's argument whenever the call has nobody left to ask and begins to look for
+     * others, see call_is_searching(): on any thread, with no lock held. NULL: nothing runs. */
+    void (*searching)(void *arg);
 };
 skep_status call_start(struct skep_remote_expert *expert, const struct call_request *request,
                        skep_call_fn done, void *arg, struct skep_call **out,

@@ -128,6 +128,7 @@ static skep_status start_call(struct fanout_call *c, const struct fanout_manner 
         .hedge_after_ms = manner->hedge_after_ms,
         .peer_id = c->peer_id,
         .judged_by_caller = true,
+        .by_answers = true,
     };
 
     if (c->backward) {

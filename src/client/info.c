@@ -88,6 +88,22 @@ static skep_status parse_info(struct skep_call *call, const char *uid, struct sk
     return rc;
 }
 
+/* For mixtures, whose experts come from a search and never asked. */
+static void learn(struct skep_remote_expert *expert, const struct skep_expert_info *info)
+{
+    struct skep_client *client = expert->client;
+    uint8_t peer_id[PEER_ID_BYTES];
+
+    if (!peer_id_parse(peer_id, info->peer_id)) /* whoever answered was good enough */
+        return;
+    pthread_mutex_lock(&client->lock);
+    recommended_learn(&client->recommended, peer_id, expert->uid, false,
+                      tensor_encoding_of(info->compression));
+    recommended_learn(&client->recommended, peer_id, expert->uid, true,
+                      tensor_encoding_of(info->grad_compression));
+    pthread_mutex_unlock(&client->lock);
+}
+
 skep_status skep_remote_expert_info(struct skep_remote_expert *expert, uint32_t timeout_ms,
                                     struct skep_expert_info *out, struct skep_error *err)
 {
@@ -109,6 +125,7 @@ skep_status skep_remote_expert_info(struct skep_remote_expert *expert, uint32_t 
         atomic_store_explicit(&expert->compression, (int)out->compression, memory_order_relaxed);
         atomic_store_explicit(&expert->grad_compression, (int)out->grad_compression,
                               memory_order_relaxed);
+        learn(expert, out);
     }
     skep_call_free(call);
     return rc;

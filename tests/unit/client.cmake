@@ -1,6 +1,7 @@
 skep_unit_test(test_avoid MODULES client)
 skep_unit_test(test_flood MODULES client node LIBS PkgConfig::SODIUM TIMEOUT 240)
 skep_unit_test(test_pace MODULES client)
+skep_unit_test(test_recommended MODULES client)
 skep_unit_test(test_client MODULES client node LIBS PkgConfig::SODIUM TIMEOUT 120)
 skep_unit_test(test_client_codecs MODULES client node TIMEOUT 120)
 skep_unit_test(test_demotion MODULES client node TIMEOUT 120)

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include <skep/client.h>
+#include <skep/moe.h>
 #include <skep/node.h>
 #include "base/tensor.h"
 
@@ -25,7 +26,7 @@ struct settings {
     enum skep_compression node[2], client[2];
 };
 
-static void scene_init(struct scene *s, struct settings settings)
+static void scene_init_in(struct scene *s, struct settings settings, bool in_swarm)
 {
     struct skep_node_options node;
     struct skep_client_options client;
@@ -35,7 +36,8 @@ static void scene_init(struct scene *s, struct settings settings)
 
     skep_node_options_init(&node);
     node.listen = "127.0.0.1:*";
-    node.no_dht = true;
+    node.no_dht = !in_swarm;
+    node.no_tracker = true;
     node.compression = settings.node[0];
     node.grad_compression = settings.node[1];
     skep_expert_options_init(&expert);
@@ -46,7 +48,10 @@ static void scene_init(struct scene *s, struct settings settings)
         skep_node_start(s->node, &err) != SKEP_OK)
         fail_msg("node: %s", err.message);
     skep_client_options_init(&client);
-    client.no_dht = true;
+    const char *peer = skep_node_initial_peer(s->node);
+    client.no_dht = !in_swarm;
+    client.initial_peers = &peer;
+    client.initial_peer_count = in_swarm ? 1 : 0;
     client.compression = settings.client[0];
     client.grad_compression = settings.client[1];
     if (skep_client_new(&client, &s->client, &err) != SKEP_OK ||
@@ -57,6 +62,11 @@ static void scene_init(struct scene *s, struct settings settings)
     float *x = skep_tensor_data(&s->x->dl_tensor);
     for (int i = 0; i < NUMBERS; i++)
         x[i] = (float)(i % 1001) / 500.0f - 1.0f;
+}
+
+static void scene_init(struct scene *s, struct settings settings)
+{
+    scene_init_in(s, settings, false);
 }
 
 static void scene_end(struct scene *s)
@@ -250,6 +260,92 @@ static void requests_follow_the_schema_once_it_is_known(void **state)
     scene_end(&s);
 }
 
+/* One pass of a mixture there and back, over the one expert. */
+static void pass_of_mixture(struct scene *s, struct skep_moe *moe)
+{
+    static float scores[ROWS * 2]; /* of coordinates 0 and 1 */
+    int64_t shape[2] = {ROWS, 2};
+    const DLTensor line = {.data = scores,
+                           .device = {.device_type = kDLCPU},
+                           .ndim = 2,
+                           .dtype = DTYPE_F32,
+                           .shape = shape};
+    const DLTensor *const lines[1] = {&line};
+    struct skep_moe_pass *pass;
+    struct skep_moe_grads grads;
+    DLManagedTensor *y;
+    struct skep_error err;
+
+    if (skep_moe_forward(moe, &s->x->dl_tensor, lines, &pass, &y, &err) != SKEP_OK ||
+        skep_moe_backward(pass, &s->x->dl_tensor, &grads, &err) != SKEP_OK)
+        fail_msg("mixture: %s", err.message);
+    skep_moe_grads_free(&grads);
+    skep_moe_pass_free(pass);
+    skep_tensor_free(y);
+}
+
+static void mixtures_follow_the_schema_as_answers_show_it(void **state)
+{
+    struct scene s = {0};
+    struct skep_moe_options options;
+    struct skep_moe *moe;
+    struct skep_error err;
+
+    (void)state;
+    scene_init_in(
+        &s, (struct settings){.node = {SKEP_COMPRESSION_FLOAT16, SKEP_COMPRESSION_BLOCKWISE8}},
+        true);
+    skep_moe_options_init(&options);
+    options.grid = (struct skep_grid){.prefix = "t.", .dims = 1, .sizes = {2}};
+    if (skep_node_wait_ready(s.node, 10000, &err) != SKEP_OK ||
+        skep_moe_new(s.client, &options, &moe, &err) != SKEP_OK)
+        fail_msg("%s", err.message);
+    settle(&s);
+    struct skep_client_stats before, after;
+    skep_client_stats(s.client, &before);
+    pass_of_mixture(&s, moe); /* the gradient goes as it is; that of the inputs comes back short */
+    expect_traffic(&s, 4 + (2 + 4), 2 + 1);
+    pass_of_mixture(&s, moe);
+    expect_traffic(&s, 2 + (2 + 1), 2 + 1);
+    skep_client_stats(s.client, &after);
+    assert_int_equal(after.requests - before.requests, 2 * 2 + 2); /* and those of settle() */
+    skep_moe_free(moe);
+
+    /* But for what the layer says. */
+    options.compression = options.grad_compression = SKEP_COMPRESSION_NONE;
+    assert_int_equal(skep_moe_new(s.client, &options, &moe, &err), SKEP_OK);
+    pass_of_mixture(&s, moe);
+    expect_traffic(&s, 4 + (4 + 4), 4 + 4);
+    skep_moe_free(moe);
+    scene_end(&s);
+}
+
+/* What a program has asked for serves its mixtures as well. */
+static void mixtures_know_what_info_has_told(void **state)
+{
+    struct scene s = {0};
+    struct skep_moe_options options;
+    struct skep_moe *moe;
+    struct skep_expert_info info;
+    struct skep_error err;
+
+    (void)state;
+    scene_init_in(
+        &s, (struct settings){.node = {SKEP_COMPRESSION_FLOAT16, SKEP_COMPRESSION_BLOCKWISE8}},
+        true);
+    skep_moe_options_init(&options);
+    options.grid = (struct skep_grid){.prefix = "t.", .dims = 1, .sizes = {2}};
+    if (skep_node_wait_ready(s.node, 10000, &err) != SKEP_OK ||
+        skep_remote_expert_info(s.expert, 0, &info, &err) != SKEP_OK ||
+        skep_moe_new(s.client, &options, &moe, &err) != SKEP_OK)
+        fail_msg("%s", err.message);
+    settle(&s);
+    pass_of_mixture(&s, moe);
+    expect_traffic(&s, 2 + (2 + 1), 2 + 1);
+    skep_moe_free(moe);
+    scene_end(&s);
+}
+
 static void not_finite_goes_as_float32_and_is_counted_on_both_sides(void **state)
 {
     struct scene s = {0};
@@ -309,6 +405,8 @@ int main(void)
         cmocka_unit_test(the_client_decides_where_the_call_does_not),
         cmocka_unit_test(the_node_decides_where_the_caller_does_not),
         cmocka_unit_test(requests_follow_the_schema_once_it_is_known),
+        cmocka_unit_test(mixtures_follow_the_schema_as_answers_show_it),
+        cmocka_unit_test(mixtures_know_what_info_has_told),
         cmocka_unit_test(not_finite_goes_as_float32_and_is_counted_on_both_sides),
         cmocka_unit_test(unknown_settings_are_refused),
     };
