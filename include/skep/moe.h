@@ -35,7 +35,9 @@ struct skep_moe_options {
     uint32_t backward_timeout_ms; /**< 0 (default): the client's */
     uint32_t timeout_after_k_min_ms; /**< how long stragglers are waited for once every sample has
                                           k_min answers (or cannot get them any more); default
-                                          1,000; 0: until the timeout */
+                                          1,000; 0: until the timeout. An expert none of whose known
+                                          nodes can be reached is no straggler: it is looked up anew
+                                          only as long as a sample needs it for k_min. */
     /** Drop answers that hold NaN or infinity; refuse inputs and gradients that do. Default true.
      */
     bool detect_anomalies;

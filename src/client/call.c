@@ -200,6 +200,7 @@ static skep_status call_new(struct skep_remote_expert *expert, const struct call
     call->timeout_ms = timeout_ms;
     call->deadline_us = clock_deadline_us(timeout_ms);
     call->done = done;
+    call->searching = request->searching;
     call->arg = arg;
     skep_status rc = take_wishes(call, request, err);
     if (rc == SKEP_OK)
@@ -325,6 +326,16 @@ void call_give_up(struct skep_call *call)
     pthread_mutex_unlock(&call->client->lock);
     pthread_mutex_unlock(&call->lock);
     skep_call_cancel(call);
+}
+
+bool call_is_searching(struct skep_call *call, struct skep_error *why)
+{
+    pthread_mutex_lock(&call->lock);
+    bool searching = call->looking_up && call_open_attempts(call) == 0;
+    if (searching && call->last_error.status != SKEP_OK)
+        *why = call->last_error;
+    pthread_mutex_unlock(&call->lock);
+    return searching;
 }
 
 void skep_call_free(struct skep_call *call)

@@ -39,7 +39,7 @@ static void call_ref(struct skep_call *call)
 
 /* ---- the end */
 
-static size_t open_attempts(const struct skep_call *call)
+size_t call_open_attempts(const struct skep_call *call)
 {
     size_t open = 0;
 
@@ -369,7 +369,7 @@ static struct call_attempt *open_attempt(struct skep_call *call, size_t candidat
     struct call_attempt *attempt = &call->attempts[call->attempts[0].open ? 1 : 0];
 
     attempt->call = call;
-    attempt->hedge = open_attempts(call) > 0;
+    attempt->hedge = call_open_attempts(call) > 0;
     attempt->open = true;
     attempt->serial++;
     attempt->candidate = candidate;
@@ -427,7 +427,7 @@ static void lookup_found(void *arg, const struct lookup_result *results, size_t 
                       "expert %s: no memory for its providers", call->expert->uid);
             call->no_more = true;
         }
-    } else if (open_attempts(call) == 0) {
+    } else if (call_open_attempts(call) == 0) {
         call->no_more = true;
         /* What a node answered says more than that it has gone from the DHT since. */
         if (call->last_error.status == SKEP_OK)
@@ -438,12 +438,14 @@ static void lookup_found(void *arg, const struct lookup_result *results, size_t 
     call_unref(call);
 }
 
-/* False if it could not be started. */
-static bool look_up(struct skep_call *call, unsigned flags)
+/* False if it could not be started. @param alone nobody is being asked meanwhile. */
+static bool look_up(struct skep_call *call, unsigned flags, bool alone)
 {
     const char *uid = call->expert->uid;
     struct skep_error error = {0};
 
+    if (alone && call->searching != NULL) /* the call cannot end before its look-up has */
+        call->searching(call->arg);
     call_ref(call); /* lookup_found's */
     bool started = directory_get(swarm_directory(call->client->swarm), &uid, 1, flags,
                                  call->deadline_us, lookup_found, call, &error) == SKEP_OK;
@@ -479,7 +481,7 @@ static bool may_look_up(struct skep_call *call, bool for_hedge)
 /* With the lock held: it has been settled, or cannot be decided yet, or ends here. */
 static enum step conclude(struct skep_call *call)
 {
-    if (!call->settled || call->finishing || open_attempts(call) > 0)
+    if (!call->settled || call->finishing || call_open_attempts(call) > 0)
         return STEP_NONE;
     call->finishing = true;
     return STEP_FINISH;
@@ -488,7 +490,7 @@ static enum step conclude(struct skep_call *call)
 /* With the lock held. @param candidate set for STEP_ASK. */
 static enum step decide(struct skep_call *call, size_t *candidate)
 {
-    size_t open = open_attempts(call);
+    size_t open = call_open_attempts(call);
 
     if (call->settled)
         return conclude(call);
@@ -533,6 +535,7 @@ void call_advance(struct skep_call *call)
 
         pthread_mutex_lock(&call->lock);
         enum step step = decide(call, &candidate);
+        bool alone = call_open_attempts(call) == 0;
         if (step == STEP_ASK) {
             fill_target(call, &call->candidates.items[candidate], &target);
             attempt = open_attempt(call, candidate);
@@ -546,7 +549,7 @@ void call_advance(struct skep_call *call)
             finish(call);
         if (step == STEP_NONE || step == STEP_FINISH ||
             (step == STEP_ASK && ask(call, attempt, serial, hedge, &target)) ||
-            (step == STEP_LOOK_UP && look_up(call, flags)))
+            (step == STEP_LOOK_UP && look_up(call, flags, alone)))
             return;
     }
 }

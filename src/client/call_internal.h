@@ -31,6 +31,7 @@ struct skep_call {
     bool has_preferred;
     uint8_t preferred[PEER_ID_BYTES]; /* asked first */
     skep_call_fn done;
+    void (*searching)(void *arg); /* as call_request; or NULL */
     void *arg;
     struct call_headers *headers; /* owned: mem_free(); method, uid, request id and descriptors */
     size_t tensor_count;
@@ -77,6 +78,8 @@ bool call_pick(struct skep_call *call, size_t *out);
 /* Takes the next step, or none if there is none to take. Without the lock; the caller has a
  * reference. */
 void call_advance(struct skep_call *call);
+/* With the lock held: how many attempts are in the pool. */
+size_t call_open_attempts(const struct skep_call *call);
 /* With the lock held: asks the pool to end what is open. */
 void call_stop_attempts(struct skep_call *call);
 

@@ -112,6 +112,9 @@ skep_status call_start(struct skep_remote_expert *expert, const struct call_requ
                        struct skep_error *err);
 /* Cancels a call that has taken too long, and avoids the node that holds it up for a while. */
 void call_give_up(struct skep_call *call);
+/* Whether a call asks nobody now and only looks for others that serve its expert. @param why what
+ * the last one has said; untouched if nobody has been asked or it is not so. */
+bool call_is_searching(struct skep_call *call, struct skep_error *why);
 /* The `result` field of the reply. View of the call, after its end. */
 const struct bytes *call_result_bytes(const struct skep_call *call);
 

@@ -13,7 +13,8 @@ struct fanout_gate {
     atomic_uint refs;     /* the fanout's, and one for each job */
     pthread_mutex_t lock; /* guards all jobs; taken before any lock of a call */
     pthread_cond_t changed;
-    size_t open; /* calls that have not ended */
+    size_t open;   /* calls that have not ended */
+    bool searched; /* one of them has begun to look for others to ask */
 };
 
 /* What a call under way needs, however long it takes. */
@@ -90,6 +91,16 @@ static void on_ended(struct skep_call *call, void *arg)
     job_unref(job);
 }
 
+static void on_searching(void *arg)
+{
+    struct fanout_job *job = arg;
+
+    pthread_mutex_lock(&job->gate->lock);
+    job->gate->searched = true;
+    pthread_cond_signal(&job->gate->changed);
+    pthread_mutex_unlock(&job->gate->lock);
+}
+
 /* ---- starting */
 
 static struct fanout_job *job_new(struct fanout *f, struct fanout_call *c)
@@ -129,6 +140,7 @@ static skep_status start_call(struct fanout_call *c, const struct fanout_manner 
         .peer_id = c->peer_id,
         .judged_by_caller = true,
         .by_answers = true,
+        .searching = on_searching,
     };
 
     if (c->backward) {
@@ -246,6 +258,22 @@ static bool is_enough(const struct fanout *f, const struct fanout_policy *p)
     return true;
 }
 
+/* Whether no call under way asks anybody: their nodes have failed, and who else serves their
+ * experts is not known yet. With the lock held. */
+static bool only_search(const struct fanout *f)
+{
+    struct skep_error why;
+
+    if (!f->gate->searched)
+        return false;
+    for (size_t i = 0; i < f->count; i++) {
+        const struct fanout_job *job = f->calls[i].job;
+        if (job != NULL && !job->ended && !call_is_searching(job->call, &why))
+            return false;
+    }
+    return true;
+}
+
 /* Takes what came; what has not is given up. With the lock held. */
 static void take_result(struct fanout_call *c)
 {
@@ -257,8 +285,12 @@ static void take_result(struct fanout_call *c)
         c->status = error_set(&c->error, SKEP_DEADLINE_EXCEEDED, "expert %s: no answer in time",
                               c->expert->uid);
         c->error.outcome_unknown = c->backward;
-        if (job->call != NULL)
+        if (job->call != NULL) {
+            if (call_is_searching(job->call, &c->error)) /* why it does says more */
+                c->error.outcome_unknown = false;
+            c->status = c->error.status;
             call_give_up(job->call);
+        }
         return;
     }
     c->status = job->error.status;
@@ -279,7 +311,7 @@ void fanout_wait(struct fanout *f, const struct fanout_policy *p,
     pthread_mutex_lock(&f->gate->lock);
     for (;;) {
         check_answers(f, expect);
-        if (f->gate->open == 0)
+        if (f->gate->open == 0 || (only_search(f) && is_enough(f, p)))
             break;
         if (!enough && p->after_k_min_ms > 0 && is_enough(f, p)) {
             uint64_t after_us = clock_deadline_us(p->after_k_min_ms);

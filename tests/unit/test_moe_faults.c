@@ -211,12 +211,113 @@ static void back_off_grows_and_is_reset_by_success(void **state)
     end_layer();
 }
 
+/* Keeps the client's look-ups from ending, as peers that have died with the node do for a while. */
+struct blocker {
+    struct net_event begun, released;
+};
+
+static void block(void *arg, const struct lookup_result *results, size_t count)
+{
+    struct blocker *blocker = arg;
+
+    (void)results;
+    net_event_set(&blocker->begun, count);
+    (void)net_event_wait(&blocker->released, 1);
+}
+
+static void block_lookups(struct blocker *blocker)
+{
+    const char *uid = expert_number(EXPERTS - 1)->uid;
+
+    net_event_init(&blocker->begun);
+    net_event_init(&blocker->released);
+    assert_int_equal(directory_get(swarm_directory(client->swarm), &uid, 1, 0, net_deadline(),
+                                   block, blocker, NULL),
+                     SKEP_OK);
+    assert_true(net_event_wait(&blocker->begun, 1));
+}
+
+static void release_lookups(struct blocker *blocker)
+{
+    net_event_set(&blocker->released, 1);
+    assert_true(NET_UNTIL(calls_under_way() == 0));
+    net_event_fini(&blocker->begun);
+    net_event_fini(&blocker->released);
+}
+
+/* One of the experts of every sample loses its connections, and the look-up for others that serve
+ * it does not end. @return whether the pass succeeded. */
+static bool pass_without_lookups(struct skep_moe *of, struct skep_error *err)
+{
+    struct skep_moe_pass *pass;
+    struct blocker blocker;
+    DLManagedTensor *y;
+
+    pass = forward(of, &batch, &y); /* all that a search asks for is known then */
+    skep_moe_pass_free(pass);
+    skep_tensor_free(y);
+    expert_number(0)->forward = FAKE_CUT;
+    block_lookups(&blocker);
+    bool good = skep_moe_forward(of, &batch.x->dl_tensor, batch.scores, &pass, &y, err) == SKEP_OK;
+    release_lookups(&blocker);
+    for (size_t s = 0; good && s < MAX_SAMPLES; s++) {
+        struct skep_moe_choice c;
+        assert_int_equal(skep_moe_pass_answers(pass, s), MOE_COLUMNS - 1);
+        for (size_t r = 0; skep_moe_pass_choice(pass, s, r, &c); r++)
+            assert_int_equal(c.status, strcmp(c.uid, expert_number(0)->uid) == 0 ? SKEP_UNAVAILABLE
+                                                                                 : SKEP_OK);
+    }
+    if (good) {
+        skep_moe_pass_free(pass);
+        skep_tensor_free(y);
+    }
+    return good;
+}
+
+/* Even where stragglers are waited for until the timeout: there is nobody to wait for. */
+static void who_else_serves_a_dead_nodes_expert_is_not_waited_for(void **state)
+{
+    (void)state;
+    struct skep_moe_options o = options();
+    struct skep_error err;
+
+    batch = batch_new(MAX_SAMPLES, 32);
+    choose_row(&batch, 0);
+    o.k_best = MOE_COLUMNS;
+    o.k_min = MOE_COLUMNS - 1;
+    moe = layer(&o);
+    if (!pass_without_lookups(moe, &err))
+        fail_msg("%s", err.message);
+    end_layer();
+}
+
+/* ... unless samples need it. */
+static void a_sample_that_lacks_answers_waits_for_a_lookup(void **state)
+{
+    (void)state;
+    struct skep_moe_options o = options();
+    struct skep_error err;
+
+    batch = batch_new(MAX_SAMPLES, 32);
+    choose_row(&batch, 0);
+    o.k_best = o.k_min = MOE_COLUMNS;
+    o.forward_timeout_ms = PASS_MS / 4;
+    moe = layer(&o);
+    uint64_t deadline_us = clock_deadline_us(o.forward_timeout_ms);
+    assert_false(pass_without_lookups(moe, &err));
+    assert_true(clock_mono_us() >= deadline_us);
+    assert_non_null(strstr(err.message, expert_number(0)->uid));
+    end_layer();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(samples_with_enough_live_experts_succeed),
         TEST(failing_nodes_are_avoided_for_a_while),
         TEST(back_off_grows_and_is_reset_by_success),
+        TEST(who_else_serves_a_dead_nodes_expert_is_not_waited_for),
+        TEST(a_sample_that_lacks_answers_waits_for_a_lookup),
     };
 
     if (identity_system_init(NULL) != SKEP_OK)
