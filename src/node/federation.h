@@ -2,10 +2,11 @@
  * Serving requests that wait here from other trackers of the swarm.
  *
  * A request that has waited a moment is looked up in the DHT by its key; of the trackers that
- * publish free resources, one is asked for one (`tracker.request`), and what it gives answers the
- * request, unless a resource came free here in the meantime: then the other tracker is told that it
- * keeps its own. The request stays in the local queue all along, so whichever comes first serves
- * it, once. While there is nothing, it is looked up again now and then.
+ * publish free resources, one is asked for one (`tracker.request`), and what it gives goes where a
+ * resource put here would go: to the request of that key with the highest priority, of these the
+ * oldest. If none waits any more, as resources came free here in the meantime, the other tracker is
+ * told that it keeps its own. The request stays in the local queue all along, so whichever comes
+ * first serves it, once. While there is nothing, it is looked up again now and then.
  *
  * A tracker that does not answer costs its deadline once and is then left alone for a growing
  * while.

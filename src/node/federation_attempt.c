@@ -13,6 +13,7 @@ struct attempt {
     struct loop_job job; /* first, so that the pointers convert */
     struct federation *federation;
     uint64_t id; /* of the wish */
+    char key[RECORD_RESOURCE_KEY_BYTES];
     struct pool_target target;
     uint64_t taken;      /* the other tracker's id of what it gave */
     struct bytes result; /* owned: its answer */
@@ -132,7 +133,9 @@ static void deliver(struct loop_job *job)
 
     if (read_resource(a, &mp, &resource, &a->taken)) {
         correct_address(a, &resource);
-        a->used = tracker_server_answer(f->tracker, a->id, &resource);
+        /* Not to the wish that asked, but to who is first now: one of a higher priority may have
+         * come since, or wait beside it. */
+        a->used = tracker_server_answer(f->tracker, tracker_text(a->key), &resource);
     }
     mp_free(&mp);
     pthread_mutex_lock(&f->lock);
@@ -190,6 +193,7 @@ static struct attempt *new_attempt(struct federation *f, uint64_t id, const stru
     a->federation = f;
     a->id = id;
     a->target.has_peer_id = true;
+    memcpy(a->key, r->key, sizeof(a->key));
     memcpy(a->target.peer_id, record->peer_id, PEER_ID_BYTES);
     a->target.aes_gcm = (r->features & RECORD_FEATURE_AES_GCM) != 0;
     a->target.no_loopback = !swarm_record(f->config.swarm)->loopback;

@@ -3,7 +3,8 @@
  * that do not answer) and federation_attempt.c (calls to other trackers) share.
  *
  * A wish is a request that waits here; an attempt is one call to another tracker on its behalf. A
- * wish has one attempt at most; both go by the request's id, as either may end first.
+ * wish has one attempt at most; both go by the request's id, as either may end first. Whose attempt
+ * it was does not matter to what it brings: see federation.h. So wishes need no order of their own.
  */
 #ifndef SKEP_NODE_FEDERATION_INTERNAL_H
 #define SKEP_NODE_FEDERATION_INTERNAL_H

@@ -16,8 +16,7 @@ enum {
 
 static bool make_tables(struct scheduler *s)
 {
-    return hash_table_init(&s->keys) && hash_table_init(&s->items) &&
-           hash_table_init(&s->waiters) && hash_table_init(&s->taken);
+    return hash_table_init(&s->keys) && hash_table_init(&s->items) && hash_table_init(&s->taken);
 }
 
 skep_status scheduler_new(const struct scheduler_limits *limits,
@@ -56,7 +55,6 @@ void scheduler_free(struct scheduler *s)
     scheduler_keys_free(s);
     hash_table_fini(&s->keys);
     hash_table_fini(&s->items);
-    hash_table_fini(&s->waiters);
     hash_table_fini(&s->taken);
     mem_free(s);
 }
@@ -289,19 +287,21 @@ void scheduler_owner_gone(struct scheduler *s, struct scheduler_owner *owner, ui
 
 /* ---- other trackers ---- */
 
-bool scheduler_is_waiting(const struct scheduler *s, uint64_t id)
+bool scheduler_answer(struct scheduler *s, struct tracker_text key_text,
+                      const struct tracker_resource *resource, uint64_t now_us)
 {
-    return scheduler_waiter_find(s, id) != NULL;
+    struct scheduler_key *key = scheduler_key_find(s, key_text);
+    uint64_t mark = 0; /* nobody here could take it back */
+    bool told = false;
+
+    while (!told && key != NULL && key->facts.pending > 0)
+        told = answer(s, key->heap[0], resource, now_us, SCHEDULER_ANSWERED, &mark);
+    return told;
 }
 
-bool scheduler_answer(struct scheduler *s, uint64_t id, const struct tracker_resource *resource,
-                      uint64_t now_us)
+static uint64_t taken_hash(const struct scheduler *s, uint64_t id)
 {
-    struct scheduler_waiter *w = scheduler_waiter_find(s, id);
-
-    uint64_t mark = 0; /* nobody here could take it back */
-
-    return w != NULL && answer(s, w, resource, now_us, SCHEDULER_ANSWERED, &mark);
+    return hash_text(s->secret, &id, sizeof(id));
 }
 
 uint64_t scheduler_take(struct scheduler *s, struct tracker_text key_text,
@@ -314,7 +314,7 @@ uint64_t scheduler_take(struct scheduler *s, struct tracker_text key_text,
     struct scheduler_item *item = item_of_key(key->free.first);
     scheduler_item_unmake_free(s, item);
     item->taken = s->next_id++;
-    hash_table_add(&s->taken, &item->by_taken, scheduler_id_hash(s, item->taken));
+    hash_table_add(&s->taken, &item->by_taken, taken_hash(s, item->taken));
     scheduler_key_touch(s, key);
     *resource = scheduler_item_resource(item);
     return item->taken;
@@ -322,7 +322,7 @@ uint64_t scheduler_take(struct scheduler *s, struct tracker_text key_text,
 
 static struct scheduler_item *find_taken(const struct scheduler *s, uint64_t id)
 {
-    for (struct hash_node *n = hash_table_first(&s->taken, scheduler_id_hash(s, id)); n != NULL;
+    for (struct hash_node *n = hash_table_first(&s->taken, taken_hash(s, id)); n != NULL;
          n = hash_table_next(n)) {
         struct scheduler_item *item =
             (struct scheduler_item *)((char *)n - offsetof(struct scheduler_item, by_taken));

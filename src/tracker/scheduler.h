@@ -121,13 +121,11 @@ void scheduler_owner_gone(struct scheduler *s, struct scheduler_owner *owner, ui
 /* ---- other trackers ---- */
 
 /*
- * Answers a waiting request with a resource from elsewhere. False if it waits no more (served,
- * answered, withdrawn): the resource is not used then.
+ * Answers with a resource from elsewhere the request of this key that a resource put here would go
+ * to. False if none waits any more (served, answered, withdrawn): the resource is not used then.
  */
-bool scheduler_answer(struct scheduler *s, uint64_t id, const struct tracker_resource *resource,
-                      uint64_t now_us);
-/* Whether a request still waits. */
-bool scheduler_is_waiting(const struct scheduler *s, uint64_t id);
+bool scheduler_answer(struct scheduler *s, struct tracker_text key,
+                      const struct tracker_resource *resource, uint64_t now_us);
 
 /*
  * Takes the oldest free resource for somebody who is not an owner here. Afterwards say exactly once

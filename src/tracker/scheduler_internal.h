@@ -25,7 +25,6 @@ struct scheduler_item {
 };
 
 struct scheduler_waiter {
-    struct hash_node by_id;
     struct scheduler_key *key;
     struct scheduler_owner *owner;
     struct list_link of_owner;
@@ -56,7 +55,7 @@ struct scheduler {
     struct scheduler_events events;
     void *arg;
     uint8_t secret[HASH_SECRET_BYTES];
-    struct hash_table keys, items, waiters, taken;
+    struct hash_table keys, items, taken;
     struct linked_list all, idle; /* idle: the longest first */
     struct scheduler_key *changed;
     size_t idle_count, idle_bytes;
@@ -118,14 +117,12 @@ void scheduler_item_take_back(struct scheduler *s, struct scheduler_item *item);
 void scheduler_item_forget_lent(struct scheduler *s, struct scheduler_owner *owner);
 
 /* scheduler_waiter.c */
-uint64_t scheduler_id_hash(const struct scheduler *s, uint64_t id);
 /* With room for it in the key's heap; NULL if memory is short or the limit is reached. The caller
  * fills in id, since_us and priority and lets it wait by scheduler_waiter_enter(). */
 struct scheduler_waiter *scheduler_waiter_new(struct scheduler *s, struct scheduler_key *key,
                                               struct tracker_text user);
 void scheduler_waiter_enter(struct scheduler *s, struct scheduler_waiter *w,
                             struct scheduler_owner *owner);
-struct scheduler_waiter *scheduler_waiter_find(const struct scheduler *s, uint64_t id);
 /* It waits no more, and those who were told of it are told so. */
 void scheduler_waiter_free(struct scheduler *s, struct scheduler_waiter *w, enum scheduler_end how);
 

@@ -90,30 +90,12 @@ static void heap_remove(struct scheduler *s, struct scheduler_waiter *w)
     }
 }
 
-uint64_t scheduler_id_hash(const struct scheduler *s, uint64_t id)
-{
-    return hash_text(s->secret, &id, sizeof(id));
-}
-
-struct scheduler_waiter *scheduler_waiter_find(const struct scheduler *s, uint64_t id)
-{
-    for (struct hash_node *n = hash_table_first(&s->waiters, scheduler_id_hash(s, id)); n != NULL;
-         n = hash_table_next(n)) {
-        struct scheduler_waiter *w =
-            (struct scheduler_waiter *)((char *)n - offsetof(struct scheduler_waiter, by_id));
-        if (w->id == id)
-            return w;
-    }
-    return NULL;
-}
-
 void scheduler_waiter_free(struct scheduler *s, struct scheduler_waiter *w, enum scheduler_end how)
 {
     struct scheduler_key *key = w->key;
     uint64_t id = w->id;
 
     heap_remove(s, w);
-    hash_table_remove(&s->waiters, &w->by_id);
     list_remove(&w->owner->waiters, &w->of_owner);
     w->owner->waiter_count--;
     scheduler_release(s, sizeof(*w) + w->user_len);
@@ -146,7 +128,6 @@ struct scheduler_waiter *scheduler_waiter_new(struct scheduler *s, struct schedu
 void scheduler_waiter_enter(struct scheduler *s, struct scheduler_waiter *w,
                             struct scheduler_owner *owner)
 {
-    hash_table_add(&s->waiters, &w->by_id, scheduler_id_hash(s, w->id));
     w->owner = owner;
     list_append(&owner->waiters, &w->of_owner);
     owner->waiter_count++;

@@ -418,11 +418,11 @@ struct scheduler *tracker_server_scheduler(struct tracker_server *server)
     return server->scheduler;
 }
 
-bool tracker_server_answer(struct tracker_server *server, uint64_t id,
+bool tracker_server_answer(struct tracker_server *server, struct tracker_text key,
                            const struct tracker_resource *resource)
 {
     assert(loop_is_own_thread(server->loop));
-    return scheduler_answer(server->scheduler, id, resource, clock_mono_us());
+    return scheduler_answer(server->scheduler, key, resource, clock_mono_us());
 }
 
 uint64_t tracker_server_take(struct tracker_server *server, struct tracker_text key,

@@ -90,7 +90,7 @@ SKEP_MUST_CHECK skep_status tracker_server_summary(struct tracker_server *server
 /* Loop: the scheduler itself, for scheduler_facts(), scheduler_each_free() ... */
 struct scheduler *tracker_server_scheduler(struct tracker_server *server);
 /* Loop: as scheduler_answer(), _take(), _confirm(), _return(); what they cause is sent. */
-bool tracker_server_answer(struct tracker_server *server, uint64_t id,
+bool tracker_server_answer(struct tracker_server *server, struct tracker_text key,
                            const struct tracker_resource *resource);
 uint64_t tracker_server_take(struct tracker_server *server, struct tracker_text key,
                              struct tracker_resource *resource);

@@ -303,6 +303,20 @@ def case_a_resource_that_comes_later_elsewhere_serves_who_waits():
         assert client.granted()[2] == server.match_key
 
 
+def case_what_comes_free_elsewhere_goes_to_the_highest_priority():
+    """Whoever has come first asks around first: what its question brings is not its own."""
+    with Swarm() as swarm:
+        _, (here, there) = two_trackers(swarm)
+        watching, clients = Peer(here.endpoint), {}
+        for priority in (1, 100, 50):
+            clients[priority] = Peer(here.endpoint)
+            clients[priority].request("k", priority)
+            until(lambda: watching.queue("k") == (0, len(clients)), 30, "it waits")
+        for priority in (100, 50, 1):
+            server = Server(there.endpoint, "k")
+            assert clients[priority].granted()[2] == server.match_key, priority
+
+
 def case_one_resource_goes_to_one_client():
     with Swarm() as swarm:
         bootstrap, trackers = two_trackers(swarm)

@@ -318,21 +318,49 @@ static void a_waiting_request_is_answered_from_elsewhere_once(void **state)
     struct fixture *f = *state;
     struct tracker_resource r = resource("far", 1);
 
+    assert_false(scheduler_answer(f->s, tracker_text("k"), &r, 5));
     ask(f, &f->a, "k", 1);
     uint64_t id = f->last_waiting;
-    assert_true(scheduler_is_waiting(f->s, id));
-    assert_true(scheduler_answer(f->s, id, &r, 5));
+    assert_false(scheduler_answer(f->s, tracker_text("other"), &r, 5));
+    assert_true(scheduler_answer(f->s, tracker_text("k"), &r, 5));
     assert_last(f, "answered");
-    assert_false(scheduler_is_waiting(f->s, id));
-    assert_false(scheduler_answer(f->s, id, &r, 5));
+    assert_false(scheduler_answer(f->s, tracker_text("k"), &r, 5));
     assert_counts(f, "k", 0, 0);
     ask(f, &f->a, "k", 1);
     assert_true(f->last_waiting != id);
     put(f, &f->b, "k", "near");
-    assert_false(scheduler_answer(f->s, f->last_waiting, &r, 5));
+    assert_false(scheduler_answer(f->s, tracker_text("k"), &r, 5));
     ask(f, &f->b, "k", 1);
     scheduler_owner_gone(f->s, &f->b, 0);
-    assert_false(scheduler_answer(f->s, f->last_waiting, &r, 5));
+    assert_false(scheduler_answer(f->s, tracker_text("k"), &r, 5));
+}
+
+static void what_comes_from_elsewhere_goes_to_the_highest_priority(void **state)
+{
+    struct fixture *f = *state;
+    struct tracker_resource r = resource("far", 1);
+
+    ask(f, &f->a, "k", 1);
+    ask(f, &f->b, "k", 100);
+    ask(f, &f->c, "k", 100);
+    for (int i = 0; i < 3; i++) {
+        size_t before = f->count;
+        assert_true(scheduler_answer(f->s, tracker_text("k"), &r, 5));
+        assert_int_equal(f->log[before][0], "bca"[i]);
+    }
+}
+
+static void what_comes_from_elsewhere_is_not_lost_on_one_that_cannot_be_told(void **state)
+{
+    struct fixture *f = *state;
+    struct tracker_resource r = resource("far", 1);
+
+    ask(f, &f->a, "k", 1);
+    ask(f, &f->b, "k", 1);
+    f->refuse = true;
+    assert_false(scheduler_answer(f->s, tracker_text("k"), &r, 5));
+    assert_counts(f, "k", 0, 0);
+    assert_last(f, "withdrawn");
 }
 
 static void a_taken_resource_is_returned_or_confirmed(void **state)
@@ -772,6 +800,8 @@ int main(void)
         TEST(an_owner_takes_its_requests_along),
         TEST(an_answer_that_cannot_be_told_leaves_the_resource),
         TEST(a_waiting_request_is_answered_from_elsewhere_once),
+        TEST(what_comes_from_elsewhere_goes_to_the_highest_priority),
+        TEST(what_comes_from_elsewhere_is_not_lost_on_one_that_cannot_be_told),
         TEST(a_taken_resource_is_returned_or_confirmed),
         TEST(a_returned_resource_serves_who_waits),
         TEST(a_taken_resource_goes_with_its_owner_or_its_successor),
