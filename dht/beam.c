@@ -160,6 +160,27 @@ static uint32_t node_of(struct search *s, uint32_t parent, int64_t coord)
     return (uint32_t)t->count++;
 }
 
+/* Prefix or UID of a node; false if it is too long for one, so that nobody can serve it. */
+static bool node_text(const struct search *s, const struct node *n, char out[static UID_BYTES])
+{
+    int len = snprintf(out, UID_BYTES, "%s", s->query->prefix);
+
+    for (size_t i = 0; i <= s->level && len > 0 && len < UID_BYTES; i++)
+        len += snprintf(out + len, UID_BYTES - (size_t)len, "%" PRId64 "%s", n->coords[i],
+                        is_last(s) && i == s->level ? "" : ".");
+    return len > 0 && len < UID_BYTES;
+}
+
+/* Whether the caller takes an expert from (only) these nodes. */
+static bool is_usable(const struct search *s, const struct node *n,
+                      const struct provider *providers, size_t count)
+{
+    char uid[UID_BYTES];
+
+    return s->query->usable == NULL ||
+           (node_text(s, n, uid) && s->query->usable(s->query->arg, uid, providers, count));
+}
+
 /* ---- candidates */
 
 /* Whether a comes before b: by score, then by coordinates. Both still refer to their parents. */
@@ -301,7 +322,7 @@ static void take_prefix_word(struct search *s, struct node *n)
         return;
     size_t count =
         prefix_view_providers(parent->view, at, s->now_s, found, DIRECTORY_MAX_PROVIDERS);
-    if (count == 0 || (s->query->usable != NULL && !s->query->usable(s->query->arg, found, count)))
+    if (count == 0 || !is_usable(s, n, found, count))
         return;
     n->providers = mem_alloc(count * sizeof(*found));
     if (n->providers == NULL) {
@@ -372,17 +393,6 @@ static bool advance(struct search *s, struct sample *p, unsigned round)
         if (s->no_memory)
             return false;
     }
-}
-
-/* Prefix or UID of a node; false if it is too long for one, so that nobody can serve it. */
-static bool node_text(const struct search *s, const struct node *n, char out[static UID_BYTES])
-{
-    int len = snprintf(out, UID_BYTES, "%s", s->query->prefix);
-
-    for (size_t i = 0; i <= s->level && len > 0 && len < UID_BYTES; i++)
-        len += snprintf(out + len, UID_BYTES - (size_t)len, "%" PRId64 "%s", n->coords[i],
-                        is_last(s) && i == s->level ? "" : ".");
-    return len > 0 && len < UID_BYTES;
 }
 
 /* A lookup that was not answered: what it was about counts as empty, and the result as partial. */
@@ -471,8 +481,7 @@ static void take_expert(struct search *s, struct node *n, const struct lookup_re
 {
     n->state = NODE_EMPTY;
     if (answer->status == SKEP_OK) {
-        if (s->query->usable != NULL &&
-            !s->query->usable(s->query->arg, answer->providers, answer->provider_count))
+        if (!is_usable(s, n, answer->providers, answer->provider_count))
             return;
         n->providers = mem_alloc(answer->provider_count * sizeof(*n->providers));
         if (n->providers == NULL) {

@@ -39,7 +39,7 @@ struct beam_query {
     size_t width;   /* of the beam, at least k; 0: the default */
     bool unchecked; /* take the prefixes' word for it that an expert is there */
     /* Whether an expert may be returned that (only) these nodes serve; NULL: any. */
-    bool (*usable)(void *arg, const struct provider *providers, size_t count);
+    bool (*usable)(void *arg, const char *uid, const struct provider *providers, size_t count);
     void *arg;
     uint64_t deadline_us;
 };

@@ -40,7 +40,7 @@ struct skep_beam_options {
      * nothing is looked up in either case.
      */
     bool unchecked;
-    /** Pass over experts all of whose nodes failed lately; see skep_moe_options. */
+    /** Pass over experts that failed lately at all of their nodes; see skep/moe.h. Default false. */
     bool pass_over_failing;
 };
 

@@ -4,6 +4,12 @@
  * grid by a gating network's scores, sends each expert its samples in one call, and joins what
  * comes back in time. Experts that fail are left out; a sample succeeds with k_min answers.
  *
+ * What fails is passed over by the client's next searches, for 1 s at first, twice as long with
+ * each failure in a row (60 s at most), until it succeeds: a node that cannot be reached, loses its
+ * connection or does not answer in time, with all it serves; an expert at a node that answers NaN,
+ * a wrong shape or an error (a full queue: twice in a row), alone. Samples for which fewer than
+ * k_min experts are left are given those all the same.
+ *
  * skep_moe_*: top-k, softmax over the experts that answered (Shazeer et al. 2017, "Outrageously
  * large neural networks"; the product-key grid of Ryabinin and Gusev 2020, "Towards crowdsourced
  * training of large neural networks using decentralized mixture-of-experts"). skep_switch_moe_*:

@@ -1,64 +1,117 @@
-/* Back-off by peer. */
+/* Back-off by node, and by expert and node. */
 #include "client/avoid.h"
 
-#include <string.h>
+#include <stddef.h>
 
 #include "base/clock.h"
+#include "client/pace.h"
 
 static uint64_t now_us(const struct avoid *avoid)
 {
     return avoid->now_us != NULL ? avoid->now_us() : clock_mono_us();
 }
 
-static struct avoid_entry *find(struct avoid *avoid, const uint8_t *peer_id)
+/* No expert's UID is empty. Peers choose their ids: the worst they can do is make others' failures
+ * be forgotten. */
+static uint64_t node_key(const uint8_t *peer_id)
 {
-    for (int i = 0; i < AVOID_PEERS; i++)
-        if (avoid->entries[i].until_us != 0 &&
-            memcmp(avoid->entries[i].peer_id, peer_id, PEER_ID_BYTES) == 0)
-            return &avoid->entries[i];
+    return pace_key(peer_id, "", "");
+}
+
+static uint64_t expert_key(const uint8_t *peer_id, const char *uid)
+{
+    return pace_key(peer_id, "", uid);
+}
+
+static const struct avoid_entry *set_of(const struct avoid *avoid, uint64_t key)
+{
+    return avoid->entries[(key ^ (key >> 32)) % AVOID_SETS];
+}
+
+static struct avoid_entry *find(const struct avoid *avoid, uint64_t key)
+{
+    const struct avoid_entry *set = set_of(avoid, key);
+
+    for (size_t i = 0; i < AVOID_WAYS; i++)
+        if (set[i].key == key)
+            return (struct avoid_entry *)&set[i];
     return NULL;
 }
 
-static struct avoid_entry *make_room(struct avoid *avoid)
+/* An entry that has not failed yet. */
+static struct avoid_entry *make(struct avoid *avoid, uint64_t key)
 {
-    struct avoid_entry *oldest = &avoid->entries[0];
+    struct avoid_entry *set = (struct avoid_entry *)set_of(avoid, key);
+    struct avoid_entry *entry = &set[0];
 
-    for (int i = 1; i < AVOID_PEERS; i++)
-        if (avoid->entries[i].until_us < oldest->until_us)
-            oldest = &avoid->entries[i];
-    return oldest;
+    for (size_t i = 1; i < AVOID_WAYS; i++)
+        if (set[i].until_us < entry->until_us)
+            entry = &set[i];
+    *entry = (struct avoid_entry){.key = key, .until_us = now_us(avoid)};
+    return entry;
 }
 
-void avoid_failed(struct avoid *avoid, const uint8_t peer_id[static PEER_ID_BYTES])
+static void failed(struct avoid *avoid, uint64_t key)
 {
-    struct avoid_entry *entry = find(avoid, peer_id);
+    struct avoid_entry *entry = find(avoid, key);
     uint64_t now = now_us(avoid);
 
-    if (entry == NULL) {
-        entry = make_room(avoid);
-        memcpy(entry->peer_id, peer_id, PEER_ID_BYTES);
-        entry->failures = 0;
-    } else if (entry->until_us > now) {
+    avoid->failures++;
+    if (entry == NULL)
+        entry = make(avoid, key);
+    entry->last = avoid->failures;
+    if (entry->until_us > now)
         return; /* calls that were under way when it began to fail: one crash is one failure */
-    }
     uint64_t wait_ms = AVOID_LONGEST_MS;
-    if (entry->failures < 6) /* 1, 2, 4 ... 32 s, then the longest */
-        wait_ms = (uint64_t)AVOID_FIRST_MS << entry->failures;
-    entry->failures++;
+    if (entry->in_a_row < 6) /* 1, 2, 4 ... 32 s, then the longest */
+        wait_ms = (uint64_t)AVOID_FIRST_MS << entry->in_a_row;
+    entry->in_a_row++;
     entry->until_us = now + wait_ms * 1000;
 }
 
-void avoid_succeeded(struct avoid *avoid, const uint8_t peer_id[static PEER_ID_BYTES])
+void avoid_node_failed(struct avoid *avoid, const uint8_t peer_id[static PEER_ID_BYTES])
 {
-    struct avoid_entry *entry = find(avoid, peer_id);
-
-    if (entry != NULL)
-        *entry = (struct avoid_entry){0};
+    failed(avoid, node_key(peer_id));
 }
 
-bool avoid_is_avoided(const struct avoid *avoid, const uint8_t peer_id[static PEER_ID_BYTES])
+void avoid_expert_failed(struct avoid *avoid, const uint8_t peer_id[static PEER_ID_BYTES],
+                         const char *uid)
 {
-    const struct avoid_entry *entry = find((struct avoid *)avoid, peer_id);
+    failed(avoid, expert_key(peer_id, uid));
+}
+
+void avoid_expert_was_full(struct avoid *avoid, const uint8_t peer_id[static PEER_ID_BYTES],
+                           const char *uid)
+{
+    uint64_t key = expert_key(peer_id, uid);
+
+    if (find(avoid, key) != NULL)
+        failed(avoid, key);
+    else
+        make(avoid, key)->last = ++avoid->failures;
+}
+
+void avoid_succeeded(struct avoid *avoid, const uint8_t peer_id[static PEER_ID_BYTES],
+                     const char *uid, uint64_t began)
+{
+    struct avoid_entry *node = find(avoid, node_key(peer_id));
+    struct avoid_entry *expert = find(avoid, expert_key(peer_id, uid));
+
+    if (node != NULL)
+        *node = (struct avoid_entry){0};
+    if (expert != NULL && expert->last <= began)
+        *expert = (struct avoid_entry){0};
+}
+
+static bool is_in_force(const struct avoid *avoid, uint64_t key)
+{
+    const struct avoid_entry *entry = find(avoid, key);
 
     return entry != NULL && entry->until_us > now_us(avoid);
+}
+
+bool avoid_is_avoided(const struct avoid *avoid, const uint8_t peer_id[static PEER_ID_BYTES],
+                      const char *uid)
+{
+    return is_in_force(avoid, node_key(peer_id)) || is_in_force(avoid, expert_key(peer_id, uid));
 }

@@ -1,8 +1,9 @@
 /*
- * Peers that failed lately: asked last, for a time that grows with each failure in a row and is
- * forgotten at the first success. What fails while its peer is avoided does not count again: many
- * calls under way fail at once when a connection is lost. Bounded: the entry that ends first makes
- * room. Not thread-safe.
+ * What failed lately: asked last, for a time that grows with each failure in a row and is forgotten
+ * at a success. Either a whole node, or one expert at one node: of a node's experts one may answer
+ * nonsense while the others are well, and what the others answer does not speak for it. What fails
+ * while it is avoided does not count again: many calls under way fail at once when a connection is
+ * lost. Bounded: in a set, the entry that ends first makes room. Not thread-safe.
  */
 #ifndef SKEP_CLIENT_AVOID_H
 #define SKEP_CLIENT_AVOID_H
@@ -12,22 +13,38 @@
 #include "crypto/identity.h"
 
 enum {
-    AVOID_PEERS = 128,
+    AVOID_SETS = 128, /* a power of two */
+    AVOID_WAYS = 8,
     AVOID_FIRST_MS = 1000,
     AVOID_LONGEST_MS = 60000,
 };
 
 struct avoid {
     uint64_t (*now_us)(void); /* tests: another clock; NULL: clock_mono_us() */
+    uint64_t failures;        /* so far, of all */
     struct avoid_entry {
-        uint8_t peer_id[PEER_ID_BYTES];
-        uint64_t until_us; /* 0: unused */
-        uint32_t failures;
-    } entries[AVOID_PEERS];
+        uint64_t key; /* of a node, or of an expert at a node; 0: unused */
+        uint64_t until_us;
+        uint64_t last; /* the failure that was counted last: its number */
+        uint32_t in_a_row;
+    } entries[AVOID_SETS][AVOID_WAYS];
 };
 
-void avoid_failed(struct avoid *avoid, const uint8_t peer_id[static PEER_ID_BYTES]);
-void avoid_succeeded(struct avoid *avoid, const uint8_t peer_id[static PEER_ID_BYTES]);
-bool avoid_is_avoided(const struct avoid *avoid, const uint8_t peer_id[static PEER_ID_BYTES]);
+/* The node itself failed, whatever it was asked for. */
+void avoid_node_failed(struct avoid *avoid, const uint8_t peer_id[static PEER_ID_BYTES]);
+/* The node answered, but not as this expert should. */
+void avoid_expert_failed(struct avoid *avoid, const uint8_t peer_id[static PEER_ID_BYTES],
+                         const char *uid);
+/* The node had no room for a call to it: that is a failure if it is so twice without a success
+ * between. */
+void avoid_expert_was_full(struct avoid *avoid, const uint8_t peer_id[static PEER_ID_BYTES],
+                           const char *uid);
+/* @param began  avoid->failures when the call began: of what failed since then the node's failures
+ *               are forgotten (it is there), the expert's are not (of several calls one failed). */
+void avoid_succeeded(struct avoid *avoid, const uint8_t peer_id[static PEER_ID_BYTES],
+                     const char *uid, uint64_t began);
+/* Whether the node is avoided, or this expert there. */
+bool avoid_is_avoided(const struct avoid *avoid, const uint8_t peer_id[static PEER_ID_BYTES],
+                      const char *uid);
 
 #endif

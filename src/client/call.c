@@ -144,8 +144,9 @@ static skep_status fill_headers(struct skep_call *call, const struct call_reques
     return SKEP_OK;
 }
 
-static skep_status count_call(struct skep_client *client, const char *uid, struct skep_error *err)
+static skep_status count_call(struct skep_call *call, struct skep_error *err)
 {
+    struct skep_client *client = call->client;
     skep_status rc = SKEP_OK;
 
     pthread_mutex_lock(&client->lock);
@@ -153,9 +154,10 @@ static skep_status count_call(struct skep_client *client, const char *uid, struc
         rc = error_set(err, SKEP_RESOURCE_EXHAUSTED,
                        "expert %s: %u calls are under way already, "
                        "max_in_flight is %u",
-                       uid, client->in_flight, client->max_in_flight);
+                       call->expert->uid, client->in_flight, client->max_in_flight);
     } else {
         client->in_flight++;
+        call->failures_before = client->avoid.failures;
         client->stats.calls++;
     }
     pthread_mutex_unlock(&client->lock);
@@ -236,7 +238,7 @@ skep_status call_start(struct skep_remote_expert *expert, const struct call_requ
     skep_status rc = call_new(expert, request, done, arg, &call, err);
     if (rc != SKEP_OK)
         return rc;
-    rc = count_call(expert->client, expert->uid, err);
+    rc = count_call(call, err);
     if (rc != SKEP_OK) {
         call_unref(call);
         return rc;
@@ -315,14 +317,21 @@ void skep_call_cancel(struct skep_call *call)
         directory_get_cancel(swarm_directory(call->client->swarm), call);
 }
 
+/* Whether the node hangs or only this expert does nobody knows: any answer of the node clears the
+ * node. With the lock and the client's held. */
+static void note_gave_up(struct skep_call *call, const uint8_t *peer_id)
+{
+    avoid_node_failed(&call->client->avoid, peer_id);
+    avoid_expert_failed(&call->client->avoid, peer_id, call->expert->uid);
+}
+
 void call_give_up(struct skep_call *call)
 {
     pthread_mutex_lock(&call->lock);
     pthread_mutex_lock(&call->client->lock);
     for (size_t i = 0; i < CALL_ATTEMPTS && !call->expert->any_peer; i++)
         if (call->attempts[i].open)
-            avoid_failed(&call->client->avoid,
-                         call->candidates.items[call->attempts[i].candidate].peer_id);
+            note_gave_up(call, call->candidates.items[call->attempts[i].candidate].peer_id);
     pthread_mutex_unlock(&call->client->lock);
     pthread_mutex_unlock(&call->lock);
     skep_call_cancel(call);

@@ -105,7 +105,8 @@ static size_t draw_two(struct skep_call *call, bool avoided_too, size_t two[stat
 
     for (size_t i = 0; i < call->candidates.count; i++) {
         const uint8_t *peer_id = call->candidates.items[i].peer_id;
-        if (!may_ask(call, i) || (!avoided_too && avoid_is_avoided(&client->avoid, peer_id)))
+        if (!may_ask(call, i) ||
+            (!avoided_too && avoid_is_avoided(&client->avoid, peer_id, call->expert->uid)))
             continue;
         if (call->has_preferred && memcmp(peer_id, call->preferred, PEER_ID_BYTES) == 0) {
             two[0] = two[1] = i;

@@ -134,10 +134,18 @@ static void fill_target(const struct skep_call *call, const struct provider *p,
 }
 
 /* What a node did, for those that choose later. */
-enum outcome { OUTCOME_GOOD, OUTCOME_BAD, OUTCOME_NEITHER };
+enum outcome {
+    OUTCOME_GOOD,
+    OUTCOME_NO_NODE, /* nobody answered there */
+    OUTCOME_GONE,    /* it answered that it does not serve the expert, or not now */
+    OUTCOME_FAULTY,  /* it answered with an error */
+    OUTCOME_FULL,    /* it had no room */
+    OUTCOME_NEITHER,
+};
 
 struct verdict {
     enum outcome outcome;
+    bool sent;
     bool of_crowd;
     uint64_t at_least_us; /* unless good: what the node needs; 0: unknown */
     /* Of a good one, where the node chose it: how the tensors came; DEFAULT: they do not tell. */
@@ -185,12 +193,33 @@ static void tell_directory(struct skep_call *call, const struct provider *provid
 {
     struct directory *directory = swarm_directory(call->client->swarm);
 
-    if (v.outcome == OUTCOME_BAD)
+    if (v.outcome == OUTCOME_NO_NODE || v.outcome == OUTCOME_GONE)
         directory_forget_peer(directory, provider->peer_id);
+    else if (v.outcome != OUTCOME_GOOD)
+        return;
     else if (v.of_crowd)
         directory_keep(directory, call->expert->uid, provider);
     else
         directory_peer_answered(directory, provider->peer_id);
+}
+
+/*
+ * What failed is avoided. An error answer may be the caller's fault, and a full queue is nobody's;
+ * but a mixture sends the same rows to many, and is better served by those that take them: there
+ * both count, of the expert at that node. With the client's lock held.
+ */
+static void note_failure(struct skep_call *call, const uint8_t *peer_id, struct verdict v)
+{
+    struct avoid *avoid = &call->client->avoid;
+    const char *uid = call->expert->uid;
+
+    if (v.outcome == OUTCOME_NO_NODE)
+        avoid_node_failed(avoid, peer_id);
+    if ((v.outcome == OUTCOME_NO_NODE && v.sent) || v.outcome == OUTCOME_GONE ||
+        (v.outcome == OUTCOME_FAULTY && call->judged_by_caller))
+        avoid_expert_failed(avoid, peer_id, uid);
+    if (v.outcome == OUTCOME_FULL && call->judged_by_caller)
+        avoid_expert_was_full(avoid, peer_id, uid);
 }
 
 static void note_ended(struct skep_call *call, const struct provider *provider, struct verdict v,
@@ -205,18 +234,17 @@ static void note_ended(struct skep_call *call, const struct provider *provider, 
     pthread_mutex_lock(&client->lock);
     if (v.outcome == OUTCOME_GOOD) {
         if (!call->judged_by_caller)
-            avoid_succeeded(&client->avoid, peer_id);
+            avoid_succeeded(&client->avoid, peer_id, call->expert->uid, call->failures_before);
         pace_answered(&client->pace, key, took_us);
         if (v.compression != SKEP_COMPRESSION_DEFAULT)
             recommended_learn(&client->recommended, peer_id, call->expert->uid,
                               call->changes_weights, tensor_encoding_of(v.compression));
     } else {
-        if (v.outcome == OUTCOME_BAD)
-            avoid_failed(&client->avoid, peer_id);
+        note_failure(call, peer_id, v);
         pace_ended(&client->pace, key, v.at_least_us);
     }
     pthread_mutex_unlock(&client->lock);
-    if (v.outcome != OUTCOME_NEITHER && call_has_directory(call))
+    if (call_has_directory(call))
         tell_directory(call, provider, v);
 }
 
@@ -251,18 +279,18 @@ static bool take_answer(struct skep_call *call, const struct call_attempt *attem
 /* A node has answered that it does not do it. With the lock held. */
 static struct verdict take_refusal(struct skep_call *call, const struct reply_headers *reply)
 {
-    struct verdict v = {.outcome = OUTCOME_NEITHER};
+    struct verdict v = {.outcome = OUTCOME_FAULTY, .sent = true};
 
     error_set(&call->last_error, reply->status, "%s", reply->message);
     call->last_error.retry_after_ms = reply->retry_after_ms;
     switch (reply->status) {
     case SKEP_RESOURCE_EXHAUSTED:
-        /* A full queue is no fault of the peer's: it is not avoided, but it is slow. */
+        v.outcome = OUTCOME_FULL; /* and slow */
         v.at_least_us = reply->retry_after_ms * (uint64_t)1000;
         break;
     case SKEP_UNAVAILABLE:
     case SKEP_NOT_FOUND:
-        v.outcome = OUTCOME_BAD;
+        v.outcome = OUTCOME_GONE;
         break;
     default:
         call->no_more = true; /* another node would say the same */
@@ -289,7 +317,7 @@ static void name_attempt(const struct skep_call *call, const struct call_attempt
 static struct verdict take_failure(struct skep_call *call, const struct call_attempt *attempt,
                                    bool sent, const struct skep_error *err, uint64_t took_us)
 {
-    struct verdict v = {.outcome = OUTCOME_BAD};
+    struct verdict v = {.outcome = OUTCOME_NO_NODE, .sent = sent};
 
     if (err->status == SKEP_CANCELLED || err->status == SKEP_DEADLINE_EXCEEDED)
         v.at_least_us = took_us;

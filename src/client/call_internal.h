@@ -27,6 +27,7 @@ struct skep_call {
     bool changes_weights, judged_by_caller; /* as call_request */
     uint32_t timeout_ms;                    /* for all of it, */
     uint64_t deadline_us;                   /* until then */
+    uint64_t failures_before;               /* client->avoid.failures when it began */
     uint64_t hedge_after_us;                /* 0: never */
     bool has_preferred;
     uint8_t preferred[PEER_ID_BYTES]; /* asked first */

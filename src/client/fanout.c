@@ -157,6 +157,9 @@ static skep_status start_call(struct fanout_call *c, const struct fanout_manner 
 
 void fanout_start(struct fanout *f, const struct fanout_manner *manner, uint64_t deadline_us)
 {
+    pthread_mutex_lock(&f->client->lock);
+    f->failures_before = f->client->avoid.failures;
+    pthread_mutex_unlock(&f->client->lock);
     for (size_t i = 0; i < f->count; i++) {
         struct fanout_call *c = &f->calls[i];
         if (c->expert == NULL || c->inputs[0] == NULL)
@@ -228,9 +231,9 @@ static void check_answer(struct fanout *f, struct fanout_call *c, const struct f
         return;
     pthread_mutex_lock(&f->client->lock);
     if (good)
-        avoid_succeeded(&f->client->avoid, peer_id);
+        avoid_succeeded(&f->client->avoid, peer_id, c->expert->uid, f->failures_before);
     else
-        avoid_failed(&f->client->avoid, peer_id);
+        avoid_expert_failed(&f->client->avoid, peer_id, c->expert->uid);
     pthread_mutex_unlock(&f->client->lock);
 }
 

@@ -29,6 +29,7 @@ struct fanout {
     struct fanout_gate *gate;
     struct fanout_call *calls; /* owned */
     size_t count;
+    uint64_t failures_before; /* client->avoid.failures at the start */
 };
 
 /* What the output of every call must be. */
@@ -62,9 +63,9 @@ skep_status fanout_init(struct fanout *f, struct skep_client *client, size_t cou
 /* Starts all calls, each with the time that is left. One that cannot be started has its status. */
 void fanout_start(struct fanout *f, const struct fanout_manner *manner, uint64_t deadline_us);
 /* Waits as the policy says, checks what came, and gives up the rest (SKEP_DEADLINE_EXCEEDED; their
- * nodes are avoided for a while, as are those whose answer was refused). A call whose nodes have
- * all failed looks for others as long as a sample wants its answer for k_min, and no longer: it
- * ends as its last node's failure. */
+ * nodes are avoided for a while, as is the expert of an answer that was refused). A call whose
+ * nodes have all failed looks for others as long as a sample wants its answer for k_min, and no
+ * longer: it ends as its last node's failure. */
 void fanout_wait(struct fanout *f, const struct fanout_policy *policy,
                  const struct fanout_expect *expect);
 void fanout_fini(struct fanout *f); /* NULL and zeroed are allowed */

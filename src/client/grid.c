@@ -129,15 +129,15 @@ void score_lines_fini(struct score_lines *scores)
     }
 }
 
-/* Whether one of the nodes has not failed lately. */
-static bool is_usable(void *arg, const struct provider *providers, size_t count)
+/* Whether at one of the nodes it has not failed lately. */
+static bool is_usable(void *arg, const char *uid, const struct provider *providers, size_t count)
 {
     struct skep_client *client = arg;
     bool usable = false;
 
     pthread_mutex_lock(&client->lock);
     for (size_t i = 0; i < count && !usable; i++)
-        usable = !avoid_is_avoided(&client->avoid, providers[i].peer_id);
+        usable = !avoid_is_avoided(&client->avoid, providers[i].peer_id, uid);
     pthread_mutex_unlock(&client->lock);
     return usable;
 }

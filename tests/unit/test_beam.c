@@ -675,9 +675,11 @@ static void a_withdrawn_prefix_is_empty(void **state)
     scores_free(&s, &g);
 }
 
-static bool not_of_node_1(void *arg, const struct provider *providers, size_t count)
+static bool not_of_node_1(void *arg, const char *uid, const struct provider *providers,
+                          size_t count)
 {
     (void)arg;
+    assert_int_equal(uid_parse(&(struct uid){0}, uid, NULL), SKEP_OK);
     for (size_t i = 0; i < count; i++)
         if (memcmp(providers[i].peer_id, nodes[1].identity.peer_id, PEER_ID_BYTES) != 0)
             return true;

@@ -411,6 +411,87 @@ static void stragglers_are_not_waited_for_long(void **state)
     batch_free(&b);
 }
 
+/* Of two experts of one node one is broken: the other's answers do not speak for it. */
+static void a_healthy_sibling_does_not_clear_a_broken_expert(void **state)
+{
+    (void)state;
+    const enum fake_way ways[] = {FAKE_NAN, FAKE_WRONG_WIDTH, FAKE_ERROR};
+    struct skep_moe_options o = options();
+    struct batch b = batch_new(MAX_SAMPLES, 32);
+    struct skep_error err;
+    struct skep_moe_pass *pass;
+    DLManagedTensor *y;
+
+    /* The two best of all, both of node 0. */
+    for (size_t s = 0; s < MAX_SAMPLES; s++) {
+        fake_write(&b.lines[0]->dl_tensor, s * SIDE, 50);
+        fake_write(&b.lines[0]->dl_tensor, s * SIDE + 1, 40);
+        fake_write(&b.lines[1]->dl_tensor, s * SIDE, 100);
+    }
+    o.k_best = 3;
+    o.k_min = 1;
+    o.max_rows = MAX_SAMPLES / 4; /* several calls to each */
+    struct skep_moe *moe = layer(&o);
+    for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
+        struct fake_expert *e = expert_at(0, 0), *sibling = expert_at(1, 0);
+        e->forward = ways[w];
+        for (int round = 0; round < 5; round++) {
+            if (skep_moe_forward(moe, &b.x->dl_tensor, b.scores, &pass, &y, &err) != SKEP_OK)
+                fail_msg("way %d: %s", (int)ways[w], err.message);
+            skep_moe_pass_free(pass);
+            skep_tensor_free(y);
+        }
+        assert_int_equal(e->forward_calls, 4); /* of the first pass */
+        assert_int_equal(sibling->forward_calls, 5 * 4);
+        test_time_us += AVOID_FIRST_MS * UINT64_C(1000);
+        pass = forward(moe, &b, &y);
+        assert_int_equal(e->forward_calls, 2 * 4);
+        skep_moe_pass_free(pass);
+        skep_tensor_free(y);
+        forget(NULL);
+    }
+    skep_moe_free(moe);
+    batch_free(&b);
+}
+
+/* The two best of a small grid answer errors, the other two are well. */
+static void nodes_that_answer_errors_are_passed_over(void **state)
+{
+    (void)state;
+    struct skep_moe_options o = options();
+    struct batch b = batch_new(4, 32);
+    struct skep_moe_pass *pass;
+    struct skep_error err;
+    DLManagedTensor *y;
+
+    for (int64_t s = 0; s < 4; s++)
+        for (int d = 0; d < 2; d++) {
+            for (int64_t c = 2; c < SIDE; c++)
+                fake_write(&b.lines[d]->dl_tensor, (size_t)(s * SIDE + c), -INFINITY);
+            for (int64_t c = 0; c < 2; c++)
+                fake_write(&b.lines[d]->dl_tensor, (size_t)(s * SIDE + c),
+                           (d == 0 ? -10. : -1.) * (double)c);
+        }
+    o.k_best = 2;
+    struct skep_moe *moe = layer(&o);
+    break_forward(0, 0, FAKE_ERROR);
+    break_forward(0, 1, FAKE_ERROR);
+    if (skep_moe_forward(moe, &b.x->dl_tensor, b.scores, &pass, &y, &err) == SKEP_OK) {
+        skep_moe_pass_free(pass);
+        skep_tensor_free(y);
+    }
+    for (int round = 0; round < 5; round++) {
+        pass = forward(moe, &b, &y);
+        assert_int_equal(skep_moe_pass_answers(pass, 0), 2);
+        skep_moe_pass_free(pass);
+        skep_tensor_free(y);
+    }
+    assert_int_equal(expert_at(0, 0)->forward_calls, 1);
+    assert_int_equal(expert_at(0, 1)->forward_calls, 1);
+    skep_moe_free(moe);
+    batch_free(&b);
+}
+
 static void a_backward_with_too_few_answers_fails(void **state)
 {
     (void)state;
@@ -594,6 +675,8 @@ int main(void)
         TEST(experts_that_fail_in_backward_are_constants),
         TEST(k_min_decides_what_succeeds),
         TEST(stragglers_are_not_waited_for_long),
+        TEST(a_healthy_sibling_does_not_clear_a_broken_expert),
+        TEST(nodes_that_answer_errors_are_passed_over),
         TEST(a_backward_with_too_few_answers_fails),
         TEST(nobody_found_is_one_error_that_says_where_and_how_long),
         TEST(bad_arguments_are_named),
