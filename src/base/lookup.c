@@ -50,15 +50,15 @@ static void run(void *arg)
     unref_unlock(lookup);
 }
 
-static skep_status start_thread(struct lookup *lookup, struct skep_error *err)
+static skep_status start_thread(struct lookup *lookup, unsigned most, struct skep_error *err)
 {
     struct thread thread = {0};
     skep_status rc;
 
-    if (atomic_fetch_add(&threads, 1) >= LOOKUP_MAX_THREADS)
-        rc = error_set(err, SKEP_RESOURCE_EXHAUSTED,
-                       "host \"%s\": %d names are being looked up already", lookup->name.host,
-                       LOOKUP_MAX_THREADS);
+    if (atomic_fetch_add(&threads, 1) >= most)
+        rc =
+            error_set(err, SKEP_RESOURCE_EXHAUSTED,
+                      "host \"%s\": %u names are being looked up already", lookup->name.host, most);
     else
         rc = thread_start(&thread, "skep-lookup", run, lookup, err);
     if (rc == SKEP_OK)
@@ -68,8 +68,8 @@ static skep_status start_thread(struct lookup *lookup, struct skep_error *err)
     return rc;
 }
 
-skep_status lookup_start(const struct endpoint *name, lookup_fn fn, void *arg, struct lookup **out,
-                         struct skep_error *err)
+skep_status lookup_start(const struct endpoint *name, bool foreign, lookup_fn fn, void *arg,
+                         struct lookup **out, struct skep_error *err)
 {
     struct lookup *lookup = mem_calloc(1, sizeof(*lookup));
 
@@ -83,7 +83,7 @@ skep_status lookup_start(const struct endpoint *name, lookup_fn fn, void *arg, s
     pthread_mutex_init(&lookup->lock, NULL);
     /* Before the thread can tell: who is told may want to end it. */
     *out = lookup;
-    skep_status rc = start_thread(lookup, err);
+    skep_status rc = start_thread(lookup, foreign ? LOOKUP_MAX_FOREIGN : LOOKUP_MAX_THREADS, err);
     if (rc != SKEP_OK) {
         *out = NULL;
         pthread_mutex_destroy(&lookup->lock);

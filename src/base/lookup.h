@@ -15,7 +15,8 @@ struct lookup;
 
 enum {
     LOOKUP_MAX_ADDRESSES = 16, /* of one name */
-    LOOKUP_MAX_THREADS = 64,   /* of the process, those left behind included */
+    LOOKUP_MAX_THREADS = 96,   /* of the process, those left behind included */
+    LOOKUP_MAX_FOREIGN = 64,   /* asking at all, for a foreign name to be asked for too */
 };
 
 struct lookup_answer {
@@ -30,12 +31,14 @@ typedef void (*lookup_fn)(void *arg, const struct lookup_answer *result);
 
 /*
  * Starts asking; returns at once.
- * @param out  owned: lookup_end(). NULL on failure, and then fn never runs.
+ * @param foreign  a stranger chose the name, who may have chosen one that nobody answers: it cannot
+ *                 take the threads that are kept for the names of our own user.
+ * @param out      owned: lookup_end(). NULL on failure, and then fn never runs.
  * @return SKEP_RESOURCE_EXHAUSTED if memory is short, the system gives no thread, or
- *         LOOKUP_MAX_THREADS are still asking.
+ *         LOOKUP_MAX_THREADS (LOOKUP_MAX_FOREIGN) are still asking.
  */
-SKEP_MUST_CHECK skep_status lookup_start(const struct endpoint *name, lookup_fn fn, void *arg,
-                                         struct lookup **out, struct skep_error *err);
+SKEP_MUST_CHECK skep_status lookup_start(const struct endpoint *name, bool foreign, lookup_fn fn,
+                                         void *arg, struct lookup **out, struct skep_error *err);
 /*
  * Ends it, before or after its answer, without waiting for the resolver: fn does not run any more,
  * nor does it still, when this returns.

@@ -121,6 +121,7 @@ void pool_free(struct pool *pool)
     }
     deadline_heap_fini(&pool->deadlines);
     deadline_heap_fini(&pool->alarms);
+    deadline_heap_fini(&pool->lookups);
     mem_free(pool->buckets);
     pthread_mutex_destroy(&pool->lock);
     mem_free(pool);

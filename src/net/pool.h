@@ -33,7 +33,6 @@ enum {
     POOL_MAX_ENDPOINTS = 4,
     POOL_MAX_WAITING = 1024,     /* calls to one peer that wait for a connection or a stream */
     POOL_MAX_OPEN_CALLS = 65536, /* of a pool, in whatever state */
-    POOL_MAX_LOOKUPS = 64,       /* DNS names being looked up at once; more fail */
 };
 
 /* Whom to call. Connections are shared by peer id; without one, by endpoint; if `exact`, by both.
@@ -43,7 +42,8 @@ struct pool_target {
     uint8_t peer_id[PEER_ID_BYTES]; /* must answer; another is SKEP_UNAUTHENTICATED */
     bool aes_gcm;                   /* the peer's record offers it */
     /* A stranger chose the endpoints: an address of this machine (loopback, unspecified) is not
-     * connected to, not even where a name resolves to one. */
+     * connected to, not even where a name resolves to one, and names are foreign (base/lookup.h).
+     */
     bool no_loopback;
     /* If the peer serves on this very machine (net/presence.h), it is reached there first, unless
      * its first endpoint is loopback anyway. */
@@ -72,9 +72,8 @@ typedef void (*pool_done_fn)(void *arg, const struct reply_headers *reply,
 
 SKEP_MUST_CHECK skep_status pool_new(const struct pool_config *config, struct pool **out,
                                      struct skep_error *err);
-/* Ends all calls (SKEP_CANCELLED), closes, waits for the loop. NULL is allowed. It may take as long
- * as the system's resolver does for the names that are just being asked for (two at a time): that
- * cannot be interrupted. */
+/* Ends all calls (SKEP_CANCELLED), closes, waits for the loop, which nothing holds up: a name that
+ * is being looked up is left to itself. NULL is allowed. */
 void pool_free(struct pool *pool);
 
 /*

@@ -66,12 +66,20 @@ static void tell_too_late(struct skep_error *err, const struct pool_call *call)
                   call->headers.method, doing);
 }
 
+/* The first of a heap, if its time has come. */
+static struct deadline_entry *first_due(const struct deadline_heap *heap, uint64_t now)
+{
+    struct deadline_entry *first = deadline_heap_first(heap);
+
+    return first != NULL && first->deadline_us <= now ? first : NULL;
+}
+
 /* Those of calls that go on; what a call starts in turn is for a later turn. */
 static void ring_alarms(struct pool *pool, uint64_t now)
 {
     struct deadline_entry *entry;
 
-    while ((entry = deadline_heap_first(&pool->alarms)) != NULL && entry->deadline_us <= now) {
+    while ((entry = first_due(&pool->alarms, now)) != NULL) {
         struct pool_call *call =
             (struct pool_call *)((char *)entry - offsetof(struct pool_call, alarm));
         deadline_heap_remove(&pool->alarms, entry);
@@ -87,12 +95,15 @@ static void on_deadline(uv_timer_t *timer)
     struct deadline_entry *entry;
 
     pool->armed_us = CLOCK_NEVER;
-    while ((entry = deadline_heap_first(&pool->deadlines)) != NULL && entry->deadline_us <= now) {
+    while ((entry = first_due(&pool->deadlines, now)) != NULL) {
         struct pool_call *call =
             (struct pool_call *)((char *)entry - offsetof(struct pool_call, deadline));
         tell_too_late(&err, call);
         end_early(call, &err);
     }
+    while ((entry = first_due(&pool->lookups, now)) != NULL)
+        pool_dial_name_late(
+            (struct peer *)((char *)entry - offsetof(struct peer, dial.lookup_due)));
     ring_alarms(pool, now);
     pool_arm_deadlines(pool);
 }
@@ -100,15 +111,18 @@ static void on_deadline(uv_timer_t *timer)
 /* Armed for the nearest deadline there was; when that has gone, it fires for nothing once. */
 void pool_arm_deadlines(struct pool *pool)
 {
-    struct deadline_entry *first = deadline_heap_first(&pool->deadlines);
-    struct deadline_entry *alarm = deadline_heap_first(&pool->alarms);
+    const struct deadline_heap *const heaps[] = {&pool->deadlines, &pool->alarms, &pool->lookups};
+    uint64_t nearest = pool->armed_us;
 
-    if (first == NULL || (alarm != NULL && alarm->deadline_us < first->deadline_us))
-        first = alarm;
-    if (first == NULL || first->deadline_us >= pool->armed_us || !pool->has_timer)
+    for (size_t i = 0; i < sizeof(heaps) / sizeof(heaps[0]); i++) {
+        struct deadline_entry *first = deadline_heap_first(heaps[i]);
+        if (first != NULL && first->deadline_us < nearest)
+            nearest = first->deadline_us;
+    }
+    if (nearest == pool->armed_us || !pool->has_timer)
         return;
-    pool->armed_us = first->deadline_us;
-    uv_timer_start(&pool->timer, on_deadline, clock_left_ms(first->deadline_us), 0);
+    pool->armed_us = nearest;
+    uv_timer_start(&pool->timer, on_deadline, clock_left_ms(nearest), 0);
 }
 
 /* Start and cancel, on the loop */

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/alloc.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "net/presence.h"
 
@@ -47,13 +47,13 @@ static void fail_endpoint(struct dial *dial, const char *why)
 
 static void dial_on(struct peer *peer);
 
-/* Nobody waits for it any more. A look-up that has begun cannot be stopped, only left to itself. */
-static void leave_lookup(struct lookup *lookup)
+static void leave_lookup(struct peer *peer)
 {
-    lookup->peer->dial.lookup = NULL;
-    lookup->peer = NULL;
-    uv_timer_stop(&lookup->timer);
-    uv_cancel((uv_req_t *)&lookup->request); /* on_looked_up() still comes */
+    struct dial *dial = &peer->dial;
+
+    loop_lookup_end(dial->lookup);
+    dial->lookup = NULL;
+    deadline_heap_remove(&peer->pool->lookups, &dial->lookup_due);
 }
 
 /* Whether the address may be connected to: where a name leads is known only now. */
@@ -69,102 +69,60 @@ static bool is_allowed(const struct dial *dial, const struct sockaddr *sa)
 
 static const char not_allowed[] = "an address of this machine, which a peer elsewhere cannot have";
 
-static void take_addresses(struct dial *dial, int status, const struct addrinfo *list)
+static void take_addresses(struct dial *dial, const struct lookup_answer *answer)
 {
-    bool refused = false;
     char why[128];
 
-    for (const struct addrinfo *a = list; a != NULL; a = a->ai_next) {
-        struct address *to = &dial->addresses[dial->address_count];
-        if (dial->address_count == POOL_MAX_ADDRESSES || a->ai_addrlen > sizeof(to->sa))
-            break;
-        if (!is_allowed(dial, a->ai_addr)) {
-            refused = true;
-            continue;
-        }
-        memset(to, 0, sizeof(*to));
-        memcpy(&to->sa, a->ai_addr, a->ai_addrlen);
-        to->len = a->ai_addrlen;
-        dial->address_count++;
-    }
-    if (dial->address_count > 0)
-        return;
-    if (refused)
+    for (size_t i = 0; i < answer->count && dial->address_count < POOL_MAX_ADDRESSES; i++)
+        if (is_allowed(dial, (const struct sockaddr *)&answer->addresses[i].sa))
+            dial->addresses[dial->address_count++] = answer->addresses[i];
+    if (answer->status != SKEP_OK) {
+        fail_endpoint(dial, answer->err.message);
+    } else if (dial->address_count == 0) {
         snprintf(why, sizeof(why), "the name leads to %s", not_allowed);
-    else
-        snprintf(why, sizeof(why), "the name cannot be resolved: %s",
-                 status != 0 ? uv_strerror(status) : "no address");
-    fail_endpoint(dial, why);
-}
-
-static void on_timer_closed(uv_handle_t *timer)
-{
-    mem_free(timer->data);
-}
-
-static void on_looked_up(uv_getaddrinfo_t *request, int status, struct addrinfo *list)
-{
-    struct lookup *lookup = request->data;
-    struct peer *peer = lookup->peer;
-
-    loop_enter(lookup->pool->loop);
-    lookup->pool->lookups--;
-    uv_close((uv_handle_t *)&lookup->timer, on_timer_closed);
-    if (peer != NULL) {
-        peer->dial.lookup = NULL;
-        take_addresses(&peer->dial, status, list);
-        dial_on(peer);
+        fail_endpoint(dial, why);
     }
-    uv_freeaddrinfo(list);
 }
 
-static void on_lookup_timeout(uv_timer_t *timer)
+static void on_looked_up(void *arg, const struct lookup_answer *answer)
 {
-    struct lookup *lookup = timer->data;
-    struct peer *peer = lookup->peer;
+    struct peer *peer = arg;
+
+    peer->dial.lookup = NULL;
+    leave_lookup(peer);
+    take_addresses(&peer->dial, answer);
+    dial_on(peer);
+}
+
+void pool_dial_name_late(struct peer *peer)
+{
     char why[96];
 
     snprintf(why, sizeof(why), "the name cannot be resolved: no answer in %u ms",
-             (unsigned)lookup->pool->config.connect_timeout_ms);
-    leave_lookup(lookup);
+             (unsigned)peer->pool->config.connect_timeout_ms);
+    leave_lookup(peer);
     fail_endpoint(&peer->dial, why);
     dial_on(peer);
 }
 
-/* On libuv's own threads: names take as long as they take, and the loop has others to serve. Libuv
- * asks for two at a time; the others wait, and are dropped when their time is up. */
 static bool start_lookup(struct peer *peer)
 {
     struct dial *dial = &peer->dial;
     struct pool *pool = peer->pool;
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
-    char port[8];
+    struct skep_error err;
 
-    if (pool->lookups >= POOL_MAX_LOOKUPS) {
-        fail_endpoint(dial, "too many names are being looked up");
-        return false;
-    }
-    struct lookup *lookup = mem_calloc(1, sizeof(*lookup));
-    if (lookup == NULL) {
+    dial->lookup_due.deadline_us = clock_deadline_us(pool->config.connect_timeout_ms);
+    if (!deadline_heap_add(&pool->lookups, &dial->lookup_due)) {
         fail_endpoint(dial, "out of memory");
         return false;
     }
-    snprintf(port, sizeof(port), "%u", (unsigned)dial->endpoint.port);
-    lookup->peer = peer;
-    lookup->pool = pool;
-    lookup->request.data = lookup;
-    int uv = uv_getaddrinfo(loop_uv(pool->loop), &lookup->request, on_looked_up,
-                            dial->endpoint.host, port, &hints);
-    if (uv != 0) {
-        mem_free(lookup);
-        fail_endpoint(dial, uv_strerror(uv));
+    if (loop_lookup_start(pool->loop, &dial->endpoint, dial->target.no_loopback, on_looked_up, peer,
+                          &dial->lookup, &err) != SKEP_OK) {
+        leave_lookup(peer);
+        fail_endpoint(dial, err.message);
         return false;
     }
-    uv_timer_init(loop_uv(pool->loop), &lookup->timer);
-    lookup->timer.data = lookup;
-    uv_timer_start(&lookup->timer, on_lookup_timeout, pool->config.connect_timeout_ms, 0);
-    pool->lookups++;
-    dial->lookup = lookup;
+    pool_arm_deadlines(pool);
     return true;
 }
 
@@ -267,7 +225,6 @@ void pool_dial_abandon(struct peer *peer)
 {
     struct dial *dial = &peer->dial;
 
-    if (dial->lookup != NULL)
-        leave_lookup(dial->lookup);
+    leave_lookup(peer);
     dial->active = false;
 }

@@ -14,6 +14,7 @@
 #include <stdatomic.h>
 #include "net/conn.h"
 #include "net/deadline_heap.h"
+#include "net/loop_lookup.h"
 #include "net/pool.h"
 
 struct peer;
@@ -77,14 +78,6 @@ struct link {
     unsigned open_calls;
 };
 
-/* A DNS look-up. It may outlive the peer's interest in it: then `peer` is NULL. */
-struct lookup {
-    uv_getaddrinfo_t request;
-    uv_timer_t timer; /* when to wait no longer */
-    struct pool *pool;
-    struct peer *peer;
-};
-
 enum { POOL_MAX_ADDRESSES = 8 /* of one endpoint */ };
 
 struct dial {
@@ -95,7 +88,8 @@ struct dial {
     struct address addresses[POOL_MAX_ADDRESSES];
     size_t address_count;
     size_t next_address;
-    struct lookup *lookup;     /* under way, or NULL */
+    struct loop_lookup *lookup; /* of the endpoint's name, under way; or NULL */
+    struct deadline_entry lookup_due;
     struct skep_error failure; /* of all attempts so far, in one sentence */
 };
 
@@ -119,13 +113,13 @@ struct pool {
     char swarm[128]; /* backs config.swarm */
     struct loop *loop;
     struct conn_group group;
-    uv_timer_t timer; /* of the nearest deadline or alarm */
+    uv_timer_t timer; /* of what comes first in the heaps */
     bool has_timer;
     uint64_t armed_us;
-    struct deadline_heap deadlines, alarms;
+    struct deadline_heap deadlines, alarms; /* of calls */
+    struct deadline_heap lookups;           /* when a dial waits for a name no longer */
     struct link *links;
     unsigned link_count;
-    unsigned lookups; /* that have not come back, wanted or not */
     struct link *idle_first, *idle_last;
     atomic_bool stopping;        /* read by any thread */
     _Atomic unsigned open_calls; /* any thread */
@@ -140,7 +134,7 @@ struct pool {
 /* Ends a call: done runs. The tensors pass to it. */
 void pool_call_finish(struct pool_call *call, const struct reply_headers *reply,
                       DLManagedTensor **tensors, bool sent, const struct skep_error *err);
-/* Looks at deadlines and alarms that have passed when the nearest one comes. */
+/* Looks at what has passed in the pool's heaps when the nearest of all comes. */
 void pool_arm_deadlines(struct pool *pool);
 
 /* pool_peer.c */
@@ -166,6 +160,8 @@ void pool_dial_start(struct peer *peer, const struct pool_target *target);
 /* An attempt has failed, for a reason that names it: goes on with the next address. The same. */
 void pool_dial_failed(struct peer *peer, const struct skep_error *why);
 void pool_dial_succeeded(struct peer *peer);
+/* The time for its name is up: goes on without. The same. */
+void pool_dial_name_late(struct peer *peer);
 void pool_dial_abandon(struct peer *peer);
 
 /* pool_link.c */

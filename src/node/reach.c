@@ -102,7 +102,7 @@ static size_t resolve(struct reach *r, const struct endpoint *e, struct address 
     uint64_t deadline = clock_deadline_us(RESOLVE_MS);
     size_t count = 0;
 
-    if (lookup_start(e, on_looked_up, &q, &lookup, NULL) != SKEP_OK)
+    if (lookup_start(e, false, on_looked_up, &q, &lookup, NULL) != SKEP_OK)
         return 0;
     pthread_mutex_lock(&r->lock);
     while (!r->closing && !q.answered && cond_wait_until(&r->changed, &r->lock, deadline))

@@ -56,7 +56,8 @@ void client_fail(struct tracker_client *client, const struct skep_error *why)
         return;
     client->closing = true;
     client->failure = *why;
-    client_drop_lookup(client);
+    loop_lookup_end(client->lookup);
+    client->lookup = NULL;
     client_drop_link(client);
     uv_close((uv_handle_t *)&client->timer, on_timer_closed);
 }

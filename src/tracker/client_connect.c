@@ -213,69 +213,28 @@ static void try_next(struct tracker_client *client)
 
 /* ---- names ---- */
 
-void client_drop_lookup(struct tracker_client *client)
+static void on_looked_up(void *arg, const struct lookup_answer *answer)
 {
-    struct client_lookup *lookup = client->lookup;
+    struct tracker_client *client = arg;
 
-    if (lookup == NULL)
-        return;
     client->lookup = NULL;
-    lookup->client = NULL;
-    bool posted = lookup_end(lookup->lookup);
-    lookup->lookup = NULL;
-    if (!posted) /* else the job frees it */
-        mem_free(lookup);
-}
-
-/* On the loop's thread. */
-static void take_addresses(struct loop_job *job)
-{
-    struct client_lookup *lookup = (struct client_lookup *)job;
-    struct tracker_client *client = lookup->client;
-    struct lookup_answer *r = &lookup->result;
-
-    if (client != NULL) {
-        client->lookup = NULL;
-        lookup_end(lookup->lookup);
-        client->address_count = r->count;
-        memcpy(client->addresses, r->addresses, r->count * sizeof(r->addresses[0]));
-        if (r->status == SKEP_OK)
-            try_next(client);
-        else
-            client_fail(client, &r->err); /* it names the host */
-    }
-    mem_free(lookup);
-}
-
-/* On the lookup's thread, while the client waits for it: so its loop is there. */
-static void on_looked_up(void *arg, const struct lookup_answer *result)
-{
-    struct client_lookup *lookup = arg;
-
-    lookup->result = *result;
-    lookup->job.run = take_addresses;
-    loop_post(lookup->loop, &lookup->job);
+    client->address_count = answer->count;
+    memcpy(client->addresses, answer->addresses, answer->count * sizeof(answer->addresses[0]));
+    if (answer->status == SKEP_OK)
+        try_next(client);
+    else
+        client_fail(client, &answer->err); /* it names the host */
 }
 
 static void look_up(struct tracker_client *client)
 {
-    struct client_lookup *lookup = mem_calloc(1, sizeof(*lookup));
     struct skep_error err;
 
-    if (lookup == NULL) {
-        client_fail_with(client, SKEP_RESOURCE_EXHAUSTED, "out of memory");
-        return;
-    }
-    lookup->loop = client->config.loop;
-    lookup->client = client;
-    if (lookup_start(&client->config.tracker, on_looked_up, lookup, &lookup->lookup, &err) !=
-        SKEP_OK) {
-        mem_free(lookup);
+    if (loop_lookup_start(client->config.loop, &client->config.tracker, false, on_looked_up, client,
+                          &client->lookup, &err) == SKEP_OK)
+        client_arm(client);
+    else
         client_fail(client, &err);
-        return;
-    }
-    client->lookup = lookup;
-    client_arm(client);
 }
 
 void client_connect(struct tracker_client *client)

@@ -2,7 +2,7 @@
 #ifndef SKEP_TRACKER_CLIENT_INTERNAL_H
 #define SKEP_TRACKER_CLIENT_INTERNAL_H
 
-#include "base/lookup.h"
+#include "net/loop_lookup.h"
 #include "tracker/client.h"
 
 struct tracker_call {
@@ -22,16 +22,6 @@ struct client_link {
     struct tracker_client *client; /* NULL: dropped */
 };
 
-/* A name that is being looked up. It comes back to the loop as a job, which may find that nobody
- * waits for it any more. */
-struct client_lookup {
-    struct loop_job job; /* first, so that the pointers convert */
-    struct loop *loop;
-    struct lookup *lookup;
-    struct tracker_client *client; /* NULL: dropped. The loop's thread only */
-    struct lookup_answer result;
-};
-
 struct tracker_client {
     struct tracker_client_config config;
     uv_timer_t timer;
@@ -45,8 +35,8 @@ struct tracker_client {
     size_t call_count;
     bool sent; /* the first call's message */
 
-    struct client_lookup *lookup; /* under way; NULL: none */
-    struct client_link *link;     /* NULL: none */
+    struct loop_lookup *lookup; /* under way; NULL: none */
+    struct client_link *link;   /* NULL: none */
     struct address addresses[LOOKUP_MAX_ADDRESSES];
     size_t address_count, address_at;
     uint64_t connect_deadline_us; /* for all addresses */
@@ -67,7 +57,6 @@ void client_connect_timed_out(struct tracker_client *client);
 /* Another address may yet lead to a tracker. */
 void client_is_no_tracker(struct tracker_client *client, const char *why);
 void client_watch(struct tracker_client *client, int events);
-void client_drop_lookup(struct tracker_client *client);
 void client_drop_link(struct tracker_client *client);
 
 #endif

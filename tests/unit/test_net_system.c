@@ -1,70 +1,14 @@
 /* What the system may do to a pool: names that lead astray or nowhere, sockets that cannot send. */
 #include "net_fixture.h"
 
-#include <dlfcn.h>
-#include <netdb.h>
 #include <sys/syscall.h>
 
-/* ---- The system's functions, made to misbehave ---- */
+#include "base/lookup.h"
+#include "made_up_names.h"
 
-static pthread_mutex_t names_lock = PTHREAD_MUTEX_INITIALIZER; /* guards release_names */
-static pthread_cond_t names_changed = PTHREAD_COND_INITIALIZER;
-static bool release_names;
 static atomic_int next_send_fails; /* with this errno, once; 0: it does not */
 
-static const struct {
-    const char *name;
-    const char *address;
-} made_up_names[] = {
-    {"loopback.test", "127.0.0.1"},
-    {"other.test", "127.8.9.1"},
-    {"any.test", "0.0.0.0"},
-    {"six.test", "::1"},
-    {"mapped.test", "::ffff:127.0.0.1"},
-    {"slow.test", "127.0.0.1"},
-};
-
-enum { NAMES = sizeof(made_up_names) / sizeof(made_up_names[0]) };
-
-static void wait_for_release(void)
-{
-    pthread_mutex_lock(&names_lock);
-    while (!release_names)
-        pthread_cond_wait(&names_changed, &names_lock);
-    pthread_mutex_unlock(&names_lock);
-}
-
-static void set_release(bool release)
-{
-    pthread_mutex_lock(&names_lock);
-    release_names = release;
-    pthread_cond_broadcast(&names_changed);
-    pthread_mutex_unlock(&names_lock);
-}
-
-/* In the place of the C library's, for libuv too. */
-__attribute__((visibility("default"))) int getaddrinfo(const char *node, const char *service,
-                                                       const struct addrinfo *hints,
-                                                       struct addrinfo **out)
-{
-    union {
-        void *symbol;
-        int (*function)(const char *node, const char *service, const struct addrinfo *hints,
-                        struct addrinfo **out);
-    } real = {.symbol = dlsym(RTLD_NEXT, "getaddrinfo")};
-
-    for (size_t i = 0; i < NAMES && node != NULL; i++) {
-        if (strcmp(node, made_up_names[i].name) != 0)
-            continue;
-        if (hints != NULL && (hints->ai_flags & AI_NUMERICHOST) != 0)
-            return EAI_NONAME;
-        if (strcmp(node, "slow.test") == 0)
-            wait_for_release();
-        return real.function(made_up_names[i].address, service, hints, out);
-    }
-    return real.function(node, service, hints, out);
-}
-
+/* In the place of the C library's. */
 ssize_t send(int fd, const void *data, size_t len, int flags)
 {
     int error_number = atomic_exchange(&next_send_fails, 0);
@@ -123,7 +67,6 @@ static void slow_name_is_given_up_for_the_next_endpoint(void **state)
     struct fixture f;
     struct waiter w;
 
-    set_release(false);
     fixture_init(&f);
     f.pool_config.connect_timeout_ms = 200;
     fixture_start(&f);
@@ -134,40 +77,117 @@ static void slow_name_is_given_up_for_the_next_endpoint(void **state)
     call_target(f.pool, &target, "echo", clock_deadline_us(PATIENCE_MS), &w);
     assert_int_equal(w.status, SKEP_OK);
     waiter_fini(&w);
-    set_release(true);
     fixture_end(&f);
+    assert_int_equal(names_count(&names_answered), 0);
 }
 
-static void names_looked_up_at_once_are_bounded(void **state)
+static void name_that_does_not_exist_is_told_so(void **state)
 {
     (void)state;
     struct fixture f;
-    static struct waiter w[POOL_MAX_LOOKUPS];
-    struct waiter more;
+    struct waiter w;
 
-    set_release(false);
+    fixture_init(&f);
+    fixture_start(&f);
+    struct pool_target target = target_of(&f);
+    set_host(&target, 0, "none.test");
+    call_target(f.pool, &target, "echo", clock_deadline_us(PATIENCE_MS), &w);
+    assert_int_equal(w.status, SKEP_UNAVAILABLE);
+    assert_non_null(strstr(w.message, "\"none.test\": cannot resolve: "));
+    waiter_fini(&w);
+    fixture_end(&f);
+}
+
+enum { HANGING = 8 };
+
+/* Starts calls that wait for slow names, each for one of its own. */
+static void start_hanging(struct fixture *f, struct waiter *w, size_t count, uint64_t deadline_us,
+                          bool foreign)
+{
+    struct pool_target target = target_of(f);
+
+    target.has_peer_id = false;
+    target.no_loopback = foreign;
+    for (size_t i = 0; i < count; i++) {
+        snprintf(target.endpoints[0].host, sizeof(target.endpoints[0].host), "slow-%zu.test", i);
+        waiter_init(&w[i]);
+        assert_int_equal(start_call_to(f->pool, &target, "echo", NULL, 0, deadline_us, &w[i], NULL),
+                         SKEP_OK);
+    }
+}
+
+static void names_that_hang_hold_up_no_other(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct waiter hanging[HANGING], w;
+
     fixture_init(&f);
     f.pool_config.connect_timeout_ms = 10 * PATIENCE_MS;
     fixture_start(&f);
+    start_hanging(&f, hanging, HANGING, CLOCK_NEVER, false);
+    assert_true(names_reach(&names_asked, HANGING));
     struct pool_target target = target_of(&f);
-    target.has_peer_id = false;
-    set_host(&target, 0, "slow.test");
-    for (size_t i = 0; i < POOL_MAX_LOOKUPS; i++) {
-        waiter_init(&w[i]);
-        target.endpoints[0].port = (uint16_t)(1 + i);
-        assert_int_equal(start_call_to(f.pool, &target, "echo", NULL, 0, CLOCK_NEVER, &w[i], NULL),
-                         SKEP_OK);
-    }
-    target.endpoints[0].port = POOL_MAX_LOOKUPS + 1;
-    call_target(f.pool, &target, "echo", CLOCK_NEVER, &more);
-    assert_int_equal(more.status, SKEP_UNAVAILABLE);
-    assert_non_null(strstr(more.message, "too many names"));
-    waiter_fini(&more);
-    assert_serves(&f); /* addresses need no looking up */
-    set_release(true);
+    set_host(&target, 0, "loopback.test");
+    call_target(f.pool, &target, "echo", clock_deadline_us(PATIENCE_MS), &w);
+    assert_int_equal(w.status, SKEP_OK);
+    waiter_fini(&w);
+    /* They do not hold up the end either. */
     pool_free(f.pool);
     f.pool = NULL;
-    for (size_t i = 0; i < POOL_MAX_LOOKUPS; i++) {
+    assert_int_equal(names_count(&names_answered), 0);
+    for (size_t i = 0; i < HANGING; i++) {
+        assert_int_equal(waiter_done(&hanging[i]), 1);
+        assert_int_equal(hanging[i].status, SKEP_CANCELLED);
+        waiter_fini(&hanging[i]);
+    }
+    fixture_end(&f);
+}
+
+static void a_call_ends_in_time_though_its_name_hangs(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct waiter w;
+
+    fixture_init(&f);
+    f.pool_config.connect_timeout_ms = 10 * PATIENCE_MS;
+    fixture_start(&f);
+    start_hanging(&f, &w, 1, clock_deadline_us(100), false);
+    waiter_wait(&w);
+    assert_int_equal(w.status, SKEP_DEADLINE_EXCEEDED);
+    assert_non_null(strstr(w.message, "while looking up slow-0.test"));
+    waiter_fini(&w);
+    fixture_end(&f);
+    assert_int_equal(names_count(&names_answered), 0);
+}
+
+static void names_of_strangers_looked_up_at_once_are_bounded(void **state)
+{
+    (void)state;
+    struct fixture f;
+    static struct waiter w[LOOKUP_MAX_FOREIGN];
+    struct waiter more;
+
+    fixture_init(&f);
+    f.pool_config.connect_timeout_ms = 10 * PATIENCE_MS;
+    fixture_start(&f);
+    start_hanging(&f, w, LOOKUP_MAX_FOREIGN, CLOCK_NEVER, true);
+    struct pool_target target = target_of(&f);
+    target.no_loopback = true;
+    set_host(&target, 0, "loopback.test");
+    call_target(f.pool, &target, "echo", CLOCK_NEVER, &more);
+    assert_int_equal(more.status, SKEP_UNAVAILABLE);
+    assert_non_null(strstr(more.message, "names are being looked up already"));
+    waiter_fini(&more);
+    /* Those that our own user gives are looked up all the same. */
+    target.no_loopback = false;
+    call_target(f.pool, &target, "echo", CLOCK_NEVER, &more);
+    assert_int_equal(more.status, SKEP_OK);
+    waiter_fini(&more);
+    pool_free(f.pool);
+    f.pool = NULL;
+    for (size_t i = 0; i < LOOKUP_MAX_FOREIGN; i++) {
         assert_int_equal(waiter_done(&w[i]), 1);
         waiter_fini(&w[i]);
     }
@@ -203,8 +223,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(record_does_not_lead_to_this_machine),
-        cmocka_unit_test(slow_name_is_given_up_for_the_next_endpoint),
-        cmocka_unit_test(names_looked_up_at_once_are_bounded),
+        NAMES_TEST(slow_name_is_given_up_for_the_next_endpoint),
+        cmocka_unit_test(name_that_does_not_exist_is_told_so),
+        NAMES_TEST(names_that_hang_hold_up_no_other),
+        NAMES_TEST(a_call_ends_in_time_though_its_name_hangs),
+        NAMES_TEST(names_of_strangers_looked_up_at_once_are_bounded),
         cmocka_unit_test(socket_that_cannot_send_ends_the_connection),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
