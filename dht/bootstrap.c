@@ -52,8 +52,9 @@ static const uint32_t introduce_after_ms[INTRODUCTIONS] = {0, 3 * 1000, 27 * 100
 struct peer {
     struct initial_peer initial;
     char text[INITIAL_PEER_TEXT_BYTES];
-    bool is_name, resolving, saved; /* is_name: also a tracker */
-    bool self;                      /* one of our own addresses */
+    bool is_name, saved;   /* is_name: also a tracker */
+    uint64_t resolving_us; /* since when its name is being resolved; 0: it is not */
+    bool self;             /* one of our own addresses */
     size_t address_count;
     struct address addresses[RESOLVER_MAX_ADDRESSES];
     uint64_t contact_us; /* when to try next */
@@ -167,10 +168,10 @@ static void ask_for_addresses(struct bootstrap *b, struct peer *p)
 {
     struct skep_error err = {0};
 
-    if (!p->is_name || p->resolving)
+    if (!p->is_name || p->resolving_us != 0)
         return;
     if (resolver_ask(b->resolver, (size_t)(p - b->peers), &p->initial, &err) == SKEP_OK)
-        p->resolving = true;
+        p->resolving_us = clock_mono_us();
     else
         log_warn("bootstrap peer %s: %s", p->text, err.message);
 }
@@ -206,7 +207,7 @@ static void take_resolutions(struct bootstrap *b)
 
     while (r != NULL && resolver_take(b->resolver, r)) {
         struct peer *p = &b->peers[r->tag];
-        p->resolving = false;
+        p->resolving_us = 0;
         if (r->status == SKEP_OK) {
             p->address_count = r->count;
             memcpy(p->addresses, r->addresses, sizeof(p->addresses));
@@ -218,6 +219,21 @@ static void take_resolutions(struct bootstrap *b)
         }
     }
     mem_free(r);
+}
+
+/* The system's resolver says nothing for half a minute where no DNS server answers. */
+static void tell_slow_name(struct peer *p)
+{
+    unsigned long suppressed;
+
+    if (p->resolving_us == 0 || p->resolving_us + ANSWER_MS * UINT64_C(1000) > clock_mono_us() ||
+        !log_gate_open(&p->gate, COMPLAIN_MS, &suppressed))
+        return;
+    p->complained = true;
+    log_warn("bootstrap peer %s: %s", p->text,
+             p->initial.is_tracker
+                 ? "no answer yet, neither to its name nor from the tracker"
+                 : "its name is still being looked up (does a DNS server answer?)");
 }
 
 /* ---- what the thread looks at ---- */
@@ -262,6 +278,7 @@ static void contact_missing(struct bootstrap *b, bool lonely)
 
     for (size_t i = 0; i < b->peer_count; i++) {
         struct peer *p = &b->peers[i];
+        tell_slow_name(p);
         look_at(b, p);
         if (p->present || (p->saved && !lonely)) {
             /* Its turn comes as soon as it is missing, or we are alone. */
@@ -470,13 +487,13 @@ skep_status bootstrap_new(const struct bootstrap_config *config, struct bootstra
 
 out:
     if (rc != SKEP_OK)
-        bootstrap_free(b, 0);
+        bootstrap_free(b);
     else
         *out = b;
     return rc;
 }
 
-void bootstrap_free(struct bootstrap *b, uint64_t deadline_us)
+void bootstrap_free(struct bootstrap *b)
 {
     if (b == NULL)
         return;
@@ -485,7 +502,7 @@ void bootstrap_free(struct bootstrap *b, uint64_t deadline_us)
     pthread_cond_broadcast(&b->changed);
     pthread_mutex_unlock(&b->lock);
     thread_join(&b->thread);
-    resolver_free(b->resolver, deadline_us);
+    resolver_free(b->resolver);
     mem_free(b->peers_file);
     mem_free(b->known);
     mem_free(b->peers);

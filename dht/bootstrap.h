@@ -35,9 +35,9 @@ struct bootstrap_config {
  * @return SKEP_INVALID_ARGUMENT for over BOOTSTRAP_MAX_PEERS; SKEP_RESOURCE_EXHAUSTED. */
 SKEP_MUST_CHECK skep_status bootstrap_new(const struct bootstrap_config *config,
                                           struct bootstrap **out, struct skep_error *err);
-/* Saves peers, ends the thread, frees. Name lookups that still block are left to end by themselves
- * at the deadline. NULL is allowed. */
-void bootstrap_free(struct bootstrap *bootstrap, uint64_t deadline_us);
+/* Saves peers, ends the thread, frees. Waits for no name that is being looked up, nor for a
+ * tracker. NULL is allowed. */
+void bootstrap_free(struct bootstrap *bootstrap);
 
 /* As swarm_wait_joined(). */
 bool bootstrap_wait_joined(struct bootstrap *bootstrap, uint64_t deadline_us);

@@ -1,7 +1,7 @@
 /*
- * Names, and trackers, to addresses of DHT peers on a thread of its own ("skep-resolver"), because
- * getaddrinfo() can block for half a minute and cannot be interrupted, and a tracker may take
- * seconds to answer. The thread is started with the first question.
+ * Names, and trackers, to addresses of DHT peers, without anybody waiting: names are looked up
+ * beside each other (base/lookup.h), for as long as the system's resolver takes. Trackers are then
+ * asked one after the other on a thread ("skep-resolver") that is started with the first of them.
  */
 #ifndef SKEP_DHT_RESOLVER_H
 #define SKEP_DHT_RESOLVER_H
@@ -28,17 +28,19 @@ struct resolution {
 };
 
 /* @param network_id  of our swarm: trackers must serve the same.
- * @param wake  called on the resolver's thread when an answer is there. */
+ * @param wake  called when there is something to take, on any thread; it must not call the
+ *              resolver. */
 SKEP_MUST_CHECK skep_status resolver_new(uint32_t network_id, void (*wake)(void *arg), void *arg,
                                          struct resolver **out, struct skep_error *err);
-/* Queues a name or a tracker. The caller has at most one open question for a tag.
- * @return SKEP_RESOURCE_EXHAUSTED if the thread cannot be started or memory is short. */
+/* Asks for a name's addresses, or a tracker for peers. The caller has at most one open question for
+ * a tag.
+ * @return SKEP_RESOURCE_EXHAUSTED if memory is short, or the system gives no thread. */
 SKEP_MUST_CHECK skep_status resolver_ask(struct resolver *resolver, size_t tag,
                                          const struct initial_peer *peer, struct skep_error *err);
-/* The next answer; false if there is none. Thread: any. */
+/* The next answer; false if there is none. To be called after each `wake`, and by who asks. */
 bool resolver_take(struct resolver *resolver, struct resolution *out);
-/* Ends the thread if it is idle by the deadline; a lookup that still blocks is left to end by
- * itself and frees what is its own. wake is not called any more. NULL is allowed. */
-void resolver_free(struct resolver *resolver, uint64_t deadline_us);
+/* Gives up what is asked, without waiting for the system's resolver or a tracker. wake is not
+ * called any more. NULL is allowed. */
+void resolver_free(struct resolver *resolver);
 
 #endif

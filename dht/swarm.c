@@ -175,7 +175,7 @@ void swarm_leave(struct swarm *swarm, uint64_t deadline_us)
         return;
     /* Without peers OpenDHT keeps puts back and there is nothing to wait for. */
     bool alone = swarm->bootstrap == NULL || bootstrap_peer_count(swarm->bootstrap) == 0;
-    bootstrap_free(swarm->bootstrap, deadline_us);
+    bootstrap_free(swarm->bootstrap);
     directory_free(swarm->directory);
     runner_free(swarm->runner, alone ? 0 : deadline_us);
     mem_free(swarm->name);

@@ -17,19 +17,21 @@
 enum {
     MAGIC = 0x2F271,
     MAX_ANSWER_BYTES = 65536, /* a few dozen addresses take 2 KB */
-    MAX_TRACKER_ADDRESSES = 8,
     MAX_PEERS_READ = 256,
 };
 
 /* ---- the exchange ---- */
 
-static skep_status wait_for(int fd, short events, uint64_t deadline_us, struct skep_error *err)
+static skep_status wait_for(int fd, short events, const struct tracker_peers_patience *patience,
+                            struct skep_error *err)
 {
-    struct pollfd p = {.fd = fd, .events = events};
+    struct pollfd p[] = {{.fd = fd, .events = events}, {.fd = patience->stop_fd, .events = POLLIN}};
 
     for (;;) {
-        uint64_t left_ms = clock_left_ms(deadline_us);
-        int n = poll(&p, 1, left_ms > INT32_MAX ? INT32_MAX : (int)left_ms);
+        uint64_t left_ms = clock_left_ms(patience->deadline_us);
+        int n = poll(p, 2, left_ms > INT32_MAX ? INT32_MAX : (int)left_ms);
+        if (n > 0 && p[1].revents != 0)
+            return error_set(err, SKEP_CANCELLED, "not waited for any longer");
         if (n > 0)
             return SKEP_OK;
         if (n < 0 && errno != EINTR)
@@ -39,8 +41,8 @@ static skep_status wait_for(int fd, short events, uint64_t deadline_us, struct s
     }
 }
 
-static skep_status dial(const struct address *a, uint64_t deadline_us, int *out,
-                        struct skep_error *err)
+static skep_status dial(const struct address *a, const struct tracker_peers_patience *patience,
+                        int *out, struct skep_error *err)
 {
     skep_status rc = SKEP_OK;
     int failure = 0;
@@ -53,7 +55,7 @@ static skep_status dial(const struct address *a, uint64_t deadline_us, int *out,
     if (connect(fd, (const struct sockaddr *)&a->sa, a->len) != 0) {
         failure = errno;
         if (failure == EINPROGRESS) {
-            rc = wait_for(fd, POLLOUT, deadline_us, err);
+            rc = wait_for(fd, POLLOUT, patience, err);
             if (rc == SKEP_OK && getsockopt(fd, SOL_SOCKET, SO_ERROR, &failure, &len) != 0)
                 failure = errno;
         }
@@ -67,8 +69,8 @@ static skep_status dial(const struct address *a, uint64_t deadline_us, int *out,
     return rc;
 }
 
-static skep_status send_all(int fd, const uint8_t *data, size_t len, uint64_t deadline_us,
-                            struct skep_error *err)
+static skep_status send_all(int fd, const uint8_t *data, size_t len,
+                            const struct tracker_peers_patience *patience, struct skep_error *err)
 {
     while (len > 0) {
         ssize_t n = send(fd, data, len, MSG_NOSIGNAL);
@@ -79,15 +81,15 @@ static skep_status send_all(int fd, const uint8_t *data, size_t len, uint64_t de
         }
         if (errno != EAGAIN && errno != EINTR)
             return error_set(err, SKEP_UNAVAILABLE, "connection lost: %s", strerror(errno));
-        skep_status rc = wait_for(fd, POLLOUT, deadline_us, err);
+        skep_status rc = wait_for(fd, POLLOUT, patience, err);
         if (rc != SKEP_OK)
             return rc;
     }
     return SKEP_OK;
 }
 
-static skep_status receive(int fd, uint8_t *data, size_t len, uint64_t deadline_us,
-                           struct skep_error *err)
+static skep_status receive(int fd, uint8_t *data, size_t len,
+                           const struct tracker_peers_patience *patience, struct skep_error *err)
 {
     while (len > 0) {
         ssize_t n = recv(fd, data, len, 0);
@@ -101,7 +103,7 @@ static skep_status receive(int fd, uint8_t *data, size_t len, uint64_t deadline_
         }
         if (errno != EAGAIN && errno != EINTR)
             return error_set(err, SKEP_UNAVAILABLE, "connection lost: %s", strerror(errno));
-        skep_status rc = wait_for(fd, POLLIN, deadline_us, err);
+        skep_status rc = wait_for(fd, POLLIN, patience, err);
         if (rc != SKEP_OK)
             return rc;
     }
@@ -109,8 +111,8 @@ static skep_status receive(int fd, uint8_t *data, size_t len, uint64_t deadline_
 }
 
 /* Asks over a connection. @param text  on success owned: mem_free(). */
-static skep_status exchange(int fd, uint64_t deadline_us, char **text, size_t *len,
-                            struct skep_error *err)
+static skep_status exchange(int fd, const struct tracker_peers_patience *patience, char **text,
+                            size_t *len, struct skep_error *err)
 {
     static const char question[] = "[100]";
     uint8_t out[4 + 4 + sizeof(question) - 1], head[4];
@@ -118,13 +120,13 @@ static skep_status exchange(int fd, uint64_t deadline_us, char **text, size_t *l
     store_u32(out, MAGIC);
     store_u32(out + 4, sizeof(question) - 1);
     memcpy(out + 8, question, sizeof(question) - 1);
-    skep_status rc = send_all(fd, out, sizeof(out), deadline_us, err);
+    skep_status rc = send_all(fd, out, sizeof(out), patience, err);
     if (rc == SKEP_OK)
-        rc = receive(fd, head, sizeof(head), deadline_us, err);
+        rc = receive(fd, head, sizeof(head), patience, err);
     if (rc == SKEP_OK && load_u32(head) != MAGIC)
         rc = error_set(err, SKEP_DATA_LOSS, "what answers there is not a tracker");
     if (rc == SKEP_OK)
-        rc = receive(fd, head, sizeof(head), deadline_us, err);
+        rc = receive(fd, head, sizeof(head), patience, err);
     if (rc != SKEP_OK)
         return rc;
     *len = load_u32(head);
@@ -134,7 +136,7 @@ static skep_status exchange(int fd, uint64_t deadline_us, char **text, size_t *l
     uint8_t *data = mem_alloc(*len);
     if (data == NULL)
         return error_no_memory(err, "tracker's answer", *len);
-    rc = receive(fd, data, *len, deadline_us, err);
+    rc = receive(fd, data, *len, patience, err);
     if (rc == SKEP_OK)
         *text = (char *)data;
     else
@@ -219,17 +221,18 @@ skep_status tracker_peers_parse(const char *text, size_t len, uint32_t network_i
     return rc;
 }
 
-static skep_status ask_one(const struct address *a, uint32_t network_id, uint64_t deadline_us,
-                           struct address *out, size_t cap, size_t *count, struct skep_error *err)
+static skep_status ask_one(const struct address *a, uint32_t network_id,
+                           const struct tracker_peers_patience *patience, struct address *out,
+                           size_t cap, size_t *count, struct skep_error *err)
 {
     char *text = NULL;
     size_t len = 0;
     int fd = -1;
-    skep_status rc = dial(a, deadline_us, &fd, err);
+    skep_status rc = dial(a, patience, &fd, err);
 
     if (rc != SKEP_OK)
         return rc;
-    rc = exchange(fd, deadline_us, &text, &len, err);
+    rc = exchange(fd, patience, &text, &len, err);
     if (rc == SKEP_OK)
         rc = tracker_peers_parse(text, len, network_id, a, out, cap, count, err);
     mem_free(text);
@@ -237,23 +240,20 @@ static skep_status ask_one(const struct address *a, uint32_t network_id, uint64_
     return rc;
 }
 
-skep_status tracker_peers_ask(const struct endpoint *tracker, uint32_t network_id,
-                              uint64_t deadline_us, struct address *out, size_t cap, size_t *count,
+skep_status tracker_peers_ask(const struct address *tracker, size_t tracker_count,
+                              uint32_t network_id, const struct tracker_peers_patience *patience,
+                              struct address *out, size_t cap, size_t *count,
                               struct skep_error *err)
 {
-    struct address addresses[MAX_TRACKER_ADDRESSES];
-    size_t n = 0;
+    skep_status rc = SKEP_UNAVAILABLE;
 
     *count = 0;
-    skep_status rc = endpoint_resolve(tracker, addresses, MAX_TRACKER_ADDRESSES, &n, err);
-    if (rc != SKEP_OK)
-        return rc;
-    rc = SKEP_UNAVAILABLE;
-    for (size_t i = 0; i < n && rc != SKEP_OK; i++) {
+    for (size_t i = 0; i < tracker_count && rc != SKEP_OK && rc != SKEP_CANCELLED; i++) {
         /* The rest of the time is shared among those not tried yet. */
-        uint64_t now = clock_mono_us();
-        uint64_t share = now < deadline_us ? (deadline_us - now) / (n - i) : 0;
-        rc = ask_one(&addresses[i], network_id, now + share, out, cap, count, err);
+        uint64_t now = clock_mono_us(), until = patience->deadline_us;
+        uint64_t share = now < until ? (until - now) / (tracker_count - i) : 0;
+        struct tracker_peers_patience part = {now + share, patience->stop_fd};
+        rc = ask_one(&tracker[i], network_id, &part, out, cap, count, err);
     }
     return rc;
 }

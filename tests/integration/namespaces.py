@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 
 from swarm import skip, until
 
@@ -59,6 +60,70 @@ class Network:
 
     def mend(self):
         self.b.ip("link", "set", "wire", "up")
+
+
+class SilentDns:
+    """A host (10.9.0.1) on which a name is looked up for minutes, as its DNS servers say nothing.
+    `inside` and `environment` are for programs there."""
+
+    SERVER = """
+import socket, sys
+held = []
+for address in sys.argv[1:]:
+    held.append(socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET,
+                              socket.SOCK_DGRAM))
+    held[-1].bind((address, 53))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+    environment = {"RES_OPTIONS": "timeout:30 attempts:5"}
+
+    def __enter__(self):
+        self.host = Host()
+        self.server = None
+        self.inside = self.host.inside
+        try:
+            self.host.ip("address", "add", "10.9.0.1/24", "dev", "lo")
+            addresses = self.addresses()
+            for address in addresses:
+                if not address.startswith("127.") and address != "::1":
+                    self.host.ip("address", "add", address, "dev", "lo")
+            self.server = subprocess.Popen(self.inside + [sys.executable, "-c", self.SERVER] +
+                                           addresses, stdin=subprocess.PIPE,
+                                           stdout=subprocess.PIPE)
+            assert self.server.stdout.readline() == b"ready\n", "DNS ports cannot be taken"
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        if self.server is not None:
+            self.server.kill()
+            self.server.wait()
+            self.server.stdin.close()
+            self.server.stdout.close()
+        self.host.close()
+
+    def addresses(self):
+        """Of the servers that the system's resolver asks."""
+        try:
+            with open("/etc/resolv.conf") as file:
+                lines = [line.split() for line in file]
+        except OSError:
+            lines = []
+        return [line[1] for line in lines if len(line) > 1 and line[0] == "nameserver"][:3] or \
+            ["127.0.0.1"]
+
+    def is_silent(self):
+        """Whether it is those servers that are asked for names."""
+        try:
+            subprocess.run(self.inside + ["getent", "hosts", "hangs.test"], timeout=2,
+                           env=dict(os.environ, **self.environment), stdout=subprocess.DEVNULL)
+            return False
+        except subprocess.TimeoutExpired:
+            return True
 
 
 class Firewall:

@@ -67,10 +67,19 @@ static void fake_stop(struct fake *f)
     bytes_free(&f->answer);
 }
 
+static skep_status ask_until(const struct fake *f, struct tracker_peers_patience patience,
+                             struct address *out, size_t *count)
+{
+    struct address at;
+
+    assert_true(endpoint_to_address(&f->at, &at));
+    return tracker_peers_ask(&at, 1, NETWORK, &patience, out, 8, count, NULL);
+}
+
 static skep_status ask(struct fake *f, struct address *out, size_t *count)
 {
     assert_int_equal(thread_start(&f->thread, "fake", serve, f, NULL), SKEP_OK);
-    skep_status rc = tracker_peers_ask(&f->at, NETWORK, net_deadline(), out, 8, count, NULL);
+    skep_status rc = ask_until(f, (struct tracker_peers_patience){net_deadline(), -1}, out, count);
     fake_stop(f);
     return rc;
 }
@@ -125,8 +134,9 @@ static void what_is_no_tracker_or_has_no_dht_is_told_apart(void **state)
     fake_listen(&f);
     close(f.fd);
     f.fd = -1;
-    assert_int_equal(tracker_peers_ask(&f.at, NETWORK, net_deadline(), out, 8, &count, NULL),
-                     SKEP_UNAVAILABLE);
+    assert_int_equal(
+        ask_until(&f, (struct tracker_peers_patience){net_deadline(), -1}, out, &count),
+        SKEP_UNAVAILABLE);
 }
 
 static void a_silent_tracker_is_given_up_at_the_deadline(void **state)
@@ -137,9 +147,29 @@ static void a_silent_tracker_is_given_up_at_the_deadline(void **state)
     struct fake f;
 
     fake_listen(&f); /* the kernel accepts for it; nobody answers */
-    assert_int_equal(tracker_peers_ask(&f.at, NETWORK, clock_deadline_us(50), out, 8, &count, NULL),
-                     SKEP_DEADLINE_EXCEEDED);
+    assert_int_equal(
+        ask_until(&f, (struct tracker_peers_patience){clock_deadline_us(50), -1}, out, &count),
+        SKEP_DEADLINE_EXCEEDED);
     close(f.fd);
+}
+
+static void a_silent_tracker_is_given_up_when_told_so(void **state)
+{
+    (void)state;
+    struct address out[8];
+    size_t count;
+    struct fake f;
+    int stop[2];
+
+    assert_int_equal(pipe(stop), 0);
+    assert_int_equal(close(stop[1]), 0);
+    fake_listen(&f);
+    assert_int_equal(
+        ask_until(&f, (struct tracker_peers_patience){CLOCK_NEVER, stop[0]}, out, &count),
+        SKEP_CANCELLED);
+    assert_int_equal(count, 0);
+    close(f.fd);
+    close(stop[0]);
 }
 
 static skep_status parse(const char *text, const char *at, struct address *out, size_t cap,
@@ -253,6 +283,7 @@ int main(void)
         cmocka_unit_test(the_question_is_asked_and_the_answer_understood),
         cmocka_unit_test(what_is_no_tracker_or_has_no_dht_is_told_apart),
         cmocka_unit_test(a_silent_tracker_is_given_up_at_the_deadline),
+        cmocka_unit_test(a_silent_tracker_is_given_up_when_told_so),
         cmocka_unit_test(peers_of_strangers_are_taken_with_care),
         cmocka_unit_test(texts_of_initial_peers_are_read_and_written),
         cmocka_unit_test(a_swarm_is_joined_by_a_tracker),
