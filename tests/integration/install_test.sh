@@ -39,6 +39,12 @@ for header in "$prefix"/include/skep/*.h; do
         $(pkg-config --cflags skep) -x c++ -fsyntax-only -
 done
 
+# Whoever writes a class of experts needs the header of experts only.
+echo '#include <skep/expert.h>
+static const struct skep_expert_class cls = {.name = "own"};
+int main(void) { return cls.name[0] != 0 && cls.forward == 0 ? 0 : 1; }' |
+    "$cc" -std=c17 -Wall -Wextra -Werror $(pkg-config --cflags skep) -x c -fsyntax-only -
+
 mkdir "$work/user"
 cat >"$work/user/user.c" <<'C'
 #include <skep/skep.h>
