@@ -93,6 +93,28 @@ struct call {
     char peer_id[SKEP_PEER_ID_TEXT_BYTES];
 };
 
+/* Options that would do nothing in this call. */
+static int check_idle(const struct options *o)
+{
+    bool has_input = options_string(o, "input") != NULL;
+    bool has_grad = options_string(o, "grad") != NULL;
+    int code = CLI_DONE;
+
+    if (has_grad)
+        code = options_idle(o, "hedge-after",
+                            "does nothing with --grad: a backward call, which "
+                            "trains, is never sent twice");
+    else if (!has_input || options_endpoint(o, "endpoint") != NULL)
+        code = options_idle(o, "hedge-after",
+                            "goes with --input, and the nodes of a swarm to "
+                            "choose from: not --endpoint");
+    if (code == CLI_DONE && !has_input)
+        code = options_idle(o, "compression", "goes with --input");
+    if (code == CLI_DONE && !has_grad)
+        code = options_idle(o, "grad-compression", "goes with --grad");
+    return code;
+}
+
 static int check_usage(const struct options *o)
 {
     struct uid parsed;
@@ -115,13 +137,6 @@ static int check_usage(const struct options *o)
         return cli_usage_error(table.command, "--peer-id needs --endpoint");
     if (options_string(o, "match-key") != NULL && options_endpoint(o, "endpoint") == NULL)
         return cli_usage_error(table.command, "--match-key needs --endpoint");
-    if (options_given(o, "hedge-after") && options_string(o, "grad") != NULL)
-        return cli_usage_error(table.command,
-                               "--hedge-after is for forward calls: a backward call, "
-                               "which trains, is never sent twice");
-    if (options_given(o, "hedge-after") && (!has_input || options_endpoint(o, "endpoint") != NULL))
-        return cli_usage_error(table.command, "--hedge-after needs --input, and the nodes of a "
-                                              "swarm to choose from: not --endpoint");
     if (request_id != NULL && options_string(o, "grad") == NULL)
         return cli_usage_error(table.command, "--request-id needs --grad");
     /* A node knows a repeat by id and peer; without an identity each run is another peer. */
@@ -132,7 +147,7 @@ static int check_usage(const struct options *o)
         (strlen(request_id) != 2 * sizeof(id) || !hex_decode(id, sizeof(id), request_id)))
         return cli_usage_error(table.command, "--request-id %s: expected 32 hex digits",
                                request_id);
-    return CLI_DONE;
+    return check_idle(o);
 }
 
 static skep_status locate(struct call *c, struct skep_client *client, struct skep_error *err)

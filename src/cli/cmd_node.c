@@ -645,7 +645,9 @@ static int run(const struct options *o, struct skep_node *node)
     return rc == SKEP_OK || rc == SKEP_CANCELLED ? CLI_DONE : cli_fail_before(table.command, &err);
 }
 
-/* Options that would do nothing without another one. */
+/* ---- options that would do nothing ---- */
+
+/* Without another one. */
 static int check_needs(const struct options *o)
 {
     static const struct {
@@ -654,21 +656,70 @@ static int check_needs(const struct options *o)
         {"num-experts", "expert-pattern"},       {"load-experts", "checkpoint-dir"},
         {"checkpoint-period", "checkpoint-dir"}, {"keep-checkpoints", "checkpoint-dir"},
         {"strict-checkpoints", "load-experts"},  {"num-warmup-steps", "schedule"},
-        {"num-training-steps", "schedule"},
+        {"num-training-steps", "schedule"},      {"lease-timeout", "tracker-key"},
+        {"lease-silence", "tracker-key"},
     };
+    int code = CLI_DONE;
 
-    for (size_t i = 0; i < OPTION_COUNT(rows); i++)
-        if (options_given(o, rows[i].name) && !options_given(o, rows[i].needs) &&
+    for (size_t i = 0; i < OPTION_COUNT(rows) && code == CLI_DONE; i++)
+        if (!options_given(o, rows[i].needs) &&
             !(strcmp(rows[i].needs, "schedule") == 0 && options_flag(o, "load-experts")))
-            return cli_usage_error(table.command, "--%s: goes with --%s", rows[i].name,
-                                   rows[i].needs);
-    return CLI_DONE;
+            code = options_idle(o, rows[i].name, "goes with --%s", rows[i].needs);
+    return code;
+}
+
+/* Beside a flag. */
+static int check_flags(const struct options *o)
+{
+    static const struct {
+        const char *name, *flag;
+    } rows[] = {
+        {"no-federation", "no-tracker"},
+        {"no-federation", "no-dht"},
+        {"dht-listen", "no-dht"},
+        {"update-period", "no-dht"},
+    };
+    int code = CLI_DONE;
+
+    for (size_t i = 0; i < OPTION_COUNT(rows) && code == CLI_DONE; i++)
+        if (options_flag(o, rows[i].flag))
+            code = options_idle(o, rows[i].name, "does nothing with --%s", rows[i].flag);
+    return code;
+}
+
+/* Of another optimizer. */
+static int check_optimizer(const struct options *o)
+{
+    static const struct {
+        const char *name, *of; /* NULL: of all but "none" */
+    } rows[] = {
+        {"learning-rate", NULL}, {"beta1", "adam"},   {"beta2", "adam"},        {"eps", "adam"},
+        {"weight-decay", NULL},  {"momentum", "sgd"}, {"clip-grad-norm", NULL}, {"schedule", NULL},
+    };
+    const char *optimizer = options_string(o, "optimizer");
+    int code = CLI_DONE;
+
+    /* Those that are loaded may have any, of which this may be the setting. */
+    if (options_flag(o, "load-experts") && !options_given(o, "optimizer"))
+        return CLI_DONE;
+    for (size_t i = 0; i < OPTION_COUNT(rows) && code == CLI_DONE; i++) {
+        const char *of = rows[i].of;
+        bool takes = strcmp(optimizer, "none") != 0 &&
+                     (of == NULL || strncmp(optimizer, of, strlen(of)) == 0); /* adam, adamw */
+        if (!takes)
+            code = options_idle(o, rows[i].name, "does nothing with --optimizer %s", optimizer);
+    }
+    return code;
 }
 
 static int check_usage(const struct options *o)
 {
     int code = check_needs(o);
 
+    if (code == CLI_DONE)
+        code = check_flags(o);
+    if (code == CLI_DONE)
+        code = check_optimizer(o);
     if (code != CLI_DONE)
         return code;
     /* More rows than a batch may have is refused with both numbers, by the node. */

@@ -142,6 +142,20 @@ static int read_options(const struct options *o, struct skep_tracker_options *ou
     return CLI_DONE;
 }
 
+/* Options of a swarm, without one. */
+static int check_idle(const struct options *o)
+{
+    static const char *const names[] = {
+        "no-federation", "initial-peers", "peers-file", "swarm",    "swarm-key",
+        "identity",      "listen",        "dht-listen", "announce", "update-period"};
+    int code = CLI_DONE;
+
+    for (size_t i = 0; i < OPTION_COUNT(names) && code == CLI_DONE; i++)
+        if (options_flag(o, "no-dht"))
+            code = options_idle(o, names[i], "does nothing with --no-dht");
+    return code;
+}
+
 /* How long to wait for the end before the next report. */
 static uint32_t report_ms(const struct options *o)
 {
@@ -312,6 +326,8 @@ int cmd_tracker(int argc, char **argv)
     if (!options_begin(&o, &table, argc, argv, &code))
         return code;
     code = read_options(&o, &options);
+    if (code == CLI_DONE)
+        code = check_idle(&o);
     if (code == CLI_DONE)
         code = options_flag(&o, "no-dht") ? run_alone(&o, &options) : run_node(&o, &options);
     options_free(&o);

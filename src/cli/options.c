@@ -2,12 +2,14 @@
 #include "cli/options.h"
 
 #include <ctype.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <skep/log.h>
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "base/text.h"
 #include "cli/options_internal.h"
 #include "cli/output.h"
@@ -375,6 +377,24 @@ const char *const *options_list(const struct options *o, const char *name, size_
 
     *count = value->count;
     return (const char *const *)value->texts;
+}
+
+int options_idle(const struct options *o, const char *name, const char *why, ...)
+{
+    size_t i = option_find(o->table, name, strlen(name));
+    char text[256];
+    va_list args;
+
+    if (!options_given(o, name))
+        return CLI_DONE;
+    va_start(args, why);
+    vsnprintf(text, sizeof(text), why, args);
+    va_end(args);
+    if (o->values[i].source == SOURCE_COMMAND_LINE)
+        return cli_usage_error(o->table->command, "--%s: %s", name, text);
+    log_warn("--%s, as the %s has it: %s", name,
+             o->values[i].source == SOURCE_FILE ? "configuration file" : "environment", text);
+    return CLI_DONE;
 }
 
 bool options_given(const struct options *o, const char *name)

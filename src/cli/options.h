@@ -128,6 +128,15 @@ const char *const *options_list(const struct options *o, const char *name, size_
 /* Whether it has a value other than the default of the table. */
 bool options_given(const struct options *o, const char *name);
 
+/*
+ * For an option that has no effect beside the others: nothing if it was not given. On the command
+ * line it is refused, as whoever typed it expects something of it: cli_usage_error(). In the
+ * environment or a configuration file, which several setups may share, it is warned about.
+ * @param why  with a name of what makes it so: "does nothing with --optimizer adam".
+ * @return CLI_DONE or CLI_USAGE.
+ */
+int options_idle(const struct options *o, const char *name, const char *why, ...) SKEP_PRINTF(3, 4);
+
 /* The help: an example first, then the options with their defaults. */
 void options_print_help(const struct option_table *table, FILE *out);
 

@@ -216,8 +216,56 @@ def case_options_that_would_do_nothing_are_refused():
               "--num-training-steps", "8"], "--num-warmup-steps: 9, expected at most"),
             (["--min-batch-size", "2"], "--min-batch-size 2: goes with a --batch-timeout"),
             (["--no-dht", "--initial-peers", "127.0.0.1:9"], "--initial-peers: not with --no-dht"),
-            (["--no-dht", "--peers-file", "p"], "--peers-file: not with --no-dht")):
+            (["--no-dht", "--peers-file", "p"], "--peers-file: not with --no-dht"),
+            (["--lease-timeout", "1m"], "--lease-timeout: goes with --tracker-key"),
+            (["--lease-silence", "1m"], "--lease-silence: goes with --tracker-key"),
+            (["--no-tracker", "--no-federation"],
+             "--no-federation: does nothing with --no-tracker"),
+            (["--no-dht", "--no-federation"], "--no-federation: does nothing with --no-dht"),
+            (["--no-dht", "--dht-listen", "127.0.0.1:*"],
+             "--dht-listen: does nothing with --no-dht"),
+            (["--no-dht", "--update-period", "9"], "--update-period: does nothing with --no-dht"),
+            (["--momentum", "0.9"], "--momentum: does nothing with --optimizer adam"),
+            (["--optimizer", "adamw", "--momentum", "0.9"],
+             "--momentum: does nothing with --optimizer adamw"),
+            (["--optimizer", "sgd", "--beta1", "0.8"],
+             "--beta1: does nothing with --optimizer sgd"),
+            (["--optimizer", "none", "--learning-rate", "0.1"],
+             "--learning-rate: does nothing with --optimizer none")):
         refused(2, said, *NODE, *arguments)
+    refused(2, "--update-period: does nothing with --no-dht", "tracker", "--no-dht", "--port", "0",
+            "--update-period", "9")
+    nobody = ("--endpoint", "127.0.0.1:9")
+    for arguments, said in (
+            (["--compression", "float16"], "--compression: goes with --input"),
+            (["--grad-compression", "float16"], "--grad-compression: goes with --grad"),
+            (["--input", "x.npy", "--output", "y.npy", "--grad-compression", "float16"],
+             "--grad-compression: goes with --grad"),
+            (["--input", "x.npy", "--output", "y.npy", "--hedge-after", "9"],
+             "--hedge-after: goes with --input, and the nodes of a swarm"),
+            (["--input", "x.npy", "--grad", "g.npy", "--output", "y.npy", "--hedge-after", "9"],
+             "--hedge-after: does nothing with --grad")):
+        refused(2, said, "call", "ffn.0.0", *nobody, *arguments)
+
+
+def case_options_that_do_nothing_in_a_shared_file_are_warned_about():
+    """Several setups may share a file, or an environment: each uses what it can of it."""
+    with Swarm() as swarm:
+        config = swarm.path("node.conf")
+        with open(config, "w") as file:
+            file.write("momentum = 0.9\nkeep-checkpoints = 3\n")
+        node = swarm.start("node", *NODE, "--config", config,
+                           environment={"SKEP_LEASE_TIMEOUT": "1m"})
+        log = node.read_log()
+        for said in (
+                "--momentum, as the configuration file has it: does nothing with --optimizer adam",
+                "--keep-checkpoints, as the configuration file has it: goes with --checkpoint-dir",
+                "--lease-timeout, as the environment has it: goes with --tracker-key"):
+            assert log.count(said) == 1, log
+        # What uses them is not warned about.
+        quiet = swarm.start("quiet", *NODE, "--config", config, "--optimizer", "sgd",
+                            "--checkpoint-dir", swarm.path("experts"))
+        assert "WARN" not in quiet.read_log(), quiet.read_log()
 
 
 def case_what_a_node_without_experts_says():
