@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "cli/command.h"
+#include "cli/expert_options.h"
 #include "cli/options.h"
 #include "cli/output.h"
 #include "dht/uid.h"
@@ -67,6 +68,7 @@ static const struct option_spec specs[] = {
      .min = 1,
      .max = 1 << 20,
      .help = "of a swiglu expert; without it as the file's shapes tell"},
+    EXPERT_CLASS_OPTION_SPECS,
     {.name = "moe",
      .kind = OPTION_STRING,
      .placeholder = "DIR",
@@ -139,8 +141,7 @@ static skep_status choose_sizes(const struct options *o, const struct skep_safet
     out->cls = options_string(o, "expert-cls");
     out->optimizer = "none"; /* not kept: whoever hosts it decides */
     known = weights_infer(file, out->cls, out);
-    if (options_given(o, "intermediate-dim"))
-        out->intermediate_dim = options_int(o, "intermediate-dim");
+    expert_class_options_read(o, out);
     if (options_given(o, "hidden-dim"))
         out->hidden_dim = options_int(o, "hidden-dim");
     else if (!known)
@@ -247,34 +248,40 @@ static skep_status import_model(const struct options *o, struct importing *im,
 
 /* --- running ------------------------------------------------------------------------------- */
 
-/* The first option that does nothing here; NULL if there is none. */
-static const char *idle_option(const struct options *o, bool is_model)
+/* Options of what is not imported. */
+static int check_idle(const struct options *o, bool is_model)
 {
-    static const char *const of_files[] = {"uid", "expert-cls", "hidden-dim", "intermediate-dim",
+    static const char *const of_files[] = {"uid",
+                                           "expert-cls",
+                                           "hidden-dim",
+                                           "intermediate-dim",
+                                           "padding-mask",
+                                           "max-sequence",
+                                           "float-mask",
+                                           "evaluation",
                                            NULL};
     static const char *const of_models[] = {"name", "expert-pattern", NULL};
+    int code = CLI_DONE;
 
-    for (const char *const *name = is_model ? of_files : of_models; *name != NULL; name++)
-        if (options_given(o, *name))
-            return *name;
-    return NULL;
+    for (const char *const *name = is_model ? of_files : of_models;
+         *name != NULL && code == CLI_DONE; name++)
+        code = options_idle(o, *name, "does nothing with %s", is_model ? "--moe" : "a file");
+    if (code == CLI_DONE && !is_model)
+        code = expert_class_options_check(o);
+    return code;
 }
 
 static int check_usage(const struct options *o)
 {
     bool is_model = options_string(o, "moe") != NULL;
-    const char *idle = idle_option(o, is_model);
 
     if (is_model == (o->positional_count > 0))
         return cli_usage_error(table.command, "expected either a file or --moe");
-    if (idle != NULL)
-        return cli_usage_error(table.command, "--%s: does nothing with %s", idle,
-                               is_model ? "--moe" : "a file");
     if (is_model && options_string(o, "name") == NULL)
         return cli_usage_error(table.command, "--moe: goes with --name");
     if (!is_model && options_string(o, "uid") == NULL)
         return cli_usage_error(table.command, "a file: goes with --uid");
-    return CLI_DONE;
+    return check_idle(o, is_model);
 }
 
 static void tell(const struct options *o, const struct importing *im)

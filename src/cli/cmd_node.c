@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "cli/command.h"
 #include "cli/compression.h"
+#include "cli/expert_options.h"
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/signals.h"
@@ -89,6 +90,7 @@ static const struct option_spec specs[] = {
      .min = 1,
      .max = 1048576,
      .help = "width inside swiglu experts; without it 4 times --hidden-dim"},
+    EXPERT_CLASS_OPTION_SPECS,
     {.name = "precision",
      .kind = OPTION_STRING,
      .placeholder = "float32|bfloat16",
@@ -424,8 +426,7 @@ static void fill_expert_options(const struct options *o, struct skep_expert_opti
     skep_expert_options_init(out);
     out->cls = options_string(o, "expert-cls");
     out->hidden_dim = options_int(o, "hidden-dim");
-    if (options_given(o, "intermediate-dim"))
-        out->intermediate_dim = options_int(o, "intermediate-dim");
+    expert_class_options_read(o, out);
     fill_given(o, out);
 }
 
@@ -718,6 +719,8 @@ static int check_usage(const struct options *o)
 
     if (code == CLI_DONE)
         code = check_flags(o);
+    if (code == CLI_DONE)
+        code = expert_class_options_check(o);
     if (code == CLI_DONE)
         code = check_optimizer(o);
     if (code != CLI_DONE)

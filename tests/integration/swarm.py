@@ -341,11 +341,12 @@ def has_ipv6():
 
 
 def write_safetensors(path, tensors):
-    """tensors: name -> (shape, list of floats), written as F32."""
+    """tensors: name -> (shape, list of values), written as BOOL if they are, else as F32."""
     header, data = {}, b""
     for name, (shape, values) in tensors.items():
-        raw = struct.pack("<%df" % len(values), *values)
-        header[name] = {"dtype": "F32", "shape": list(shape),
+        dtype, letter = ("BOOL", "?") if isinstance(values[0], bool) else ("F32", "f")
+        raw = struct.pack("<%d%s" % (len(values), letter), *values)
+        header[name] = {"dtype": dtype, "shape": list(shape),
                         "data_offsets": [len(data), len(data) + len(raw)]}
         data += raw
     text = json.dumps(header).encode()

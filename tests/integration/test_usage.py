@@ -231,7 +231,15 @@ def case_options_that_would_do_nothing_are_refused():
             (["--optimizer", "sgd", "--beta1", "0.8"],
              "--beta1: does nothing with --optimizer sgd"),
             (["--optimizer", "none", "--learning-rate", "0.1"],
-             "--learning-rate: does nothing with --optimizer none")):
+             "--learning-rate: does nothing with --optimizer none"),
+            (["--intermediate-dim", "8"], "--intermediate-dim: does nothing with --expert-cls ffn"),
+            (["--padding-mask"], "--padding-mask: does nothing with --expert-cls ffn"),
+            (["--expert-cls", "swiglu", "--max-sequence", "8"],
+             "--max-sequence: does nothing with --expert-cls swiglu"),
+            (["--expert-cls", "transformer", "--float-mask"],
+             "--float-mask: does nothing with --expert-cls transformer"),
+            (["--expert-cls", "nop", "--evaluation"],
+             "--evaluation: does nothing with --expert-cls nop")):
         refused(2, said, *NODE, *arguments)
     refused(2, "--update-period: does nothing with --no-dht", "tracker", "--no-dht", "--port", "0",
             "--update-period", "9")
@@ -255,11 +263,12 @@ def case_options_that_do_nothing_in_a_shared_file_are_warned_about():
         with open(config, "w") as file:
             file.write("momentum = 0.9\nkeep-checkpoints = 3\n")
         node = swarm.start("node", *NODE, "--config", config,
-                           environment={"SKEP_LEASE_TIMEOUT": "1m"})
+                           environment={"SKEP_INTERMEDIATE_DIM": "8", "SKEP_LEASE_TIMEOUT": "1m"})
         log = node.read_log()
         for said in (
                 "--momentum, as the configuration file has it: does nothing with --optimizer adam",
                 "--keep-checkpoints, as the configuration file has it: goes with --checkpoint-dir",
+                "--intermediate-dim, as the environment has it: does nothing with --expert-cls ffn",
                 "--lease-timeout, as the environment has it: goes with --tracker-key"):
             assert log.count(said) == 1, log
         # What uses them is not warned about.

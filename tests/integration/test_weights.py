@@ -68,6 +68,74 @@ def case_exported_weights_load_into_pytorch():
     return "ok, without PyTorch: python3-torch is not installed" if skipped else "ok"
 
 
+def output_of(swarm, node, inputs):
+    x, y = swarm.path("in.safetensors"), swarm.path("out.safetensors")
+    write_safetensors(x, {"input.%d" % i: tensor for i, tensor in enumerate(inputs)})
+    call("e.1", "--input", x, "--output", y, node=node)
+    return floats(y, "output.0")[1]
+
+
+def inputs_of(node):
+    return [(i["name"], i["dtype"]) for i in call("e.1", node=node)["inputs"]]
+
+
+def fresh(swarm, name, cls, folder, *arguments):
+    return swarm.start(name, "node", "--no-dht", "--listen", "127.0.0.1:*", "--checkpoint-dir",
+                       folder, "--expert-uids", "e.1", "--expert-cls", cls, "--hidden-dim", "8",
+                       "--seed", "1", *arguments)
+
+
+def case_a_transformer_takes_a_padding_mask():
+    masked = [("x", "F32"), ("padding_mask", "BOOL")]
+    with Swarm() as swarm:
+        config, folder = swarm.path("node.conf"), swarm.path("kept")
+        with open(config, "w") as file:
+            file.write("padding-mask = yes\nmax-sequence = 3\n")
+        node = fresh(swarm, "node", "transformer", folder, "--config", config)
+        assert inputs_of(node) == masked
+
+        def outputs(last, mask):  # of the first two positions; what the third is, differs
+            x = [i / 16 for i in range(16)] + [last * (i + 1) for i in range(8)]
+            return output_of(swarm, node, [((1, 3, 8), x), ((1, 3), mask)])[:16]
+        ignoring = [False, False, True]
+        assert outputs(0.1, ignoring) == outputs(-0.2, ignoring)
+        assert outputs(0.1, [False] * 3) != outputs(-0.2, [False] * 3)
+        x = swarm.path("long.safetensors")
+        write_safetensors(x, {"input.0": ((1, 4, 8), [0.0] * 32), "input.1": ((1, 4), [False] * 4)})
+        said = call("e.1", "--input", x, "--output", swarm.path("y.npy"), node=node, code=1)
+        assert "sequence length 4, expected at most 3" in said, said
+        assert node.stop() == 0
+        # Both are kept with the weights, and wanted anew for weights from elsewhere.
+        assert inputs_of(host(swarm, "kept", folder)) == masked
+        w, other = swarm.path("w.safetensors"), swarm.path("other")
+        run("export", "e.1", "--checkpoint-dir", folder, "--output", w)
+        run("import", w, "--uid", "e.1", "--expert-cls", "transformer", "--checkpoint-dir", other,
+            "--padding-mask")
+        assert inputs_of(host(swarm, "imported", other)) == masked
+        refused(2, "--padding-mask: does nothing with --expert-cls swiglu", "import", w, "--uid",
+                "e.2", "--expert-cls", "swiglu", "--checkpoint-dir", other, "--padding-mask")
+
+
+def case_det_dropout_takes_its_mask_as_the_options_say():
+    x = ((1, 8), [i / 8 for i in range(8)])
+    masks = [((1, 8), [1.0] * 8), ((1, 8), [0.0] * 8)]
+    with Swarm() as swarm:
+        folder = swarm.path("kept")
+        training = fresh(swarm, "training", "det_dropout", folder, "--float-mask")
+        assert inputs_of(training) == [("x", "F32"), ("mask", "F32")]
+        seen = [output_of(swarm, training, [x, mask]) for mask in masks]
+        assert seen[0] != seen[1]
+        assert training.stop() == 0
+        # Of an expert that has a checkpoint the command line decides, too.
+        evaluating = fresh(swarm, "evaluating", "det_dropout", folder, "--float-mask",
+                           "--evaluation")
+        seen = [output_of(swarm, evaluating, [x, mask]) for mask in masks]
+        assert seen[0] == seen[1]
+        assert evaluating.stop() == 0
+        plain = fresh(swarm, "plain", "det_dropout", folder)
+        assert inputs_of(plain) == [("x", "F32"), ("mask", "I64")]
+
+
 def make_grad(x):
     shape, values = floats(x, "input.0")
     write_safetensors(x.replace("x.s", "g.s"), {"grad_output.0": (shape, values)})
