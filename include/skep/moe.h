@@ -4,6 +4,13 @@
  * grid by a gating network's scores, sends each expert its samples in one call, and joins what
  * comes back in time. Experts that fail are left out; a sample succeeds with k_min answers.
  *
+ * A sample that the chosen experts leave with fewer than k_min answers is given to others within
+ * the pass: the next best of the same search, in the place of those that failed, as soon as the
+ * rest of the chosen ones cannot make up for them; and once, when half of the time that calls have
+ * is over, in the place of those that have not answered by then. So it succeeds if k_min experts
+ * are alive among those that are asked: k_best, and as many again (4, if k_best is less). Switch
+ * layers do so if their k_min is 1.
+ *
  * What fails is passed over by the client's next searches, for 1 s at first, twice as long with
  * each failure in a row (60 s at most), until it succeeds: a node that cannot be reached, loses its
  * connection or does not answer in time, with all it serves; an expert at a node that answers NaN,
@@ -33,7 +40,8 @@ struct skep_moe_options {
     struct skep_grid grid; /**< prefix is copied by the layer */
     uint32_t k_best;       /**< experts asked for each sample; default 4 */
     uint32_t k_min; /**< answers with which a sample succeeds, 0 to k_best; default 1. With 0,
-                         a sample without any answer succeeds with zeros. */
+                         a sample without any answer succeeds with zeros, and nobody is asked in the
+                         place of experts that failed. */
     uint32_t backward_k_min;      /**< the same for backward; default 1 */
     uint32_t beam_width;          /**< 0 (default): k_best, 4 at least */
     uint32_t forward_timeout_ms;  /**< for all of a forward pass, search included; 0 (default): the
@@ -162,7 +170,8 @@ struct skep_moe_choice {
 };
 /** How many experts answered for a sample in forward. */
 SKEP_API size_t skep_moe_pass_answers(const struct skep_moe_pass *pass, size_t sample);
-/** Number `rank` of those chosen for a sample, best first. False if there is none. */
+/** Number `rank` of those asked for a sample: those chosen, best first, then those that were asked
+ * because some of these failed. False if there is none. */
 SKEP_API bool skep_moe_pass_choice(const struct skep_moe_pass *pass, size_t sample, size_t rank,
                                    struct skep_moe_choice *out);
 /** Why the first expert that failed did, forward or backward. False if none has. */

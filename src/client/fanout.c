@@ -71,6 +71,20 @@ skep_status fanout_init(struct fanout *f, struct skep_client *client, size_t cou
     return SKEP_OK;
 }
 
+skep_status fanout_add(struct fanout *f, size_t count, struct skep_error *err)
+{
+    size_t total = f->count + count;
+    /* The threads of calls know jobs only, so their places may move. */
+    struct fanout_call *calls = mem_realloc(f->calls, (total + 1) * sizeof(*calls));
+
+    if (calls == NULL)
+        return error_no_memory(err, "calls", total * sizeof(*calls));
+    memset(calls + f->count, 0, (count + 1) * sizeof(*calls));
+    f->calls = calls;
+    f->count = total;
+    return SKEP_OK;
+}
+
 /* ---- the end of a call, on one of the client's threads */
 
 static void on_ended(struct skep_call *call, void *arg)
@@ -155,13 +169,15 @@ static skep_status start_call(struct fanout_call *c, const struct fanout_manner 
     return call_start(c->expert, &request, on_ended, job, &job->call, err);
 }
 
-void fanout_start(struct fanout *f, const struct fanout_manner *manner, uint64_t deadline_us)
+void fanout_start(struct fanout *f, size_t first, const struct fanout_manner *manner,
+                  uint64_t deadline_us)
 {
     pthread_mutex_lock(&f->client->lock);
-    f->failures_before = f->client->avoid.failures;
+    uint64_t failures_before = f->client->avoid.failures;
     pthread_mutex_unlock(&f->client->lock);
-    for (size_t i = 0; i < f->count; i++) {
+    for (size_t i = first; i < f->count; i++) {
         struct fanout_call *c = &f->calls[i];
+        c->failures_before = failures_before;
         if (c->expert == NULL || c->inputs[0] == NULL)
             continue;
         c->status = SKEP_RESOURCE_EXHAUSTED;
@@ -231,7 +247,7 @@ static void check_answer(struct fanout *f, struct fanout_call *c, const struct f
         return;
     pthread_mutex_lock(&f->client->lock);
     if (good)
-        avoid_succeeded(&f->client->avoid, peer_id, c->expert->uid, f->failures_before);
+        avoid_succeeded(&f->client->avoid, peer_id, c->expert->uid, c->failures_before);
     else
         avoid_expert_failed(&f->client->avoid, peer_id, c->expert->uid);
     pthread_mutex_unlock(&f->client->lock);
@@ -244,21 +260,67 @@ static void check_answers(struct fanout *f, const struct fanout_expect *expect)
             check_answer(f, &f->calls[i], expect);
 }
 
+/* How many answers of a sample came, and how many still may. With the lock held. */
+static void count_answers(const struct fanout *f, const struct fanout_policy *p, size_t sample,
+                          size_t *answered, size_t *open, size_t *failed)
+{
+    *answered = *open = *failed = 0;
+    for (size_t i = 0; i < p->counts[sample]; i++) {
+        uint32_t at = p->pairs[sample * p->k + i];
+        const struct fanout_job *job = at != FANOUT_NO_CALL ? f->calls[at].job : NULL;
+        bool good = job != NULL && job->ended && job->error.status == SKEP_OK;
+        *answered += good;
+        *open += job != NULL && !job->ended;
+        *failed += at != FANOUT_NO_CALL && !good && (job == NULL || job->ended);
+    }
+}
+
 /* Whether every sample has k_min answers, or cannot get as many any more. */
 static bool is_enough(const struct fanout *f, const struct fanout_policy *p)
 {
     for (size_t s = 0; s < p->samples; s++) {
-        size_t answered = 0, open = 0;
-        for (size_t i = 0; i < p->counts[s]; i++) {
-            uint32_t at = p->pairs[s * p->k + i];
-            const struct fanout_job *job = at != FANOUT_NO_CALL ? f->calls[at].job : NULL;
-            answered += job != NULL && job->ended && job->error.status == SKEP_OK;
-            open += job != NULL && !job->ended;
-        }
+        size_t answered, open, failed;
+        count_answers(f, p, s, &answered, &open, &failed);
         if (answered < p->k_min && answered + open >= p->k_min)
             return false;
     }
     return true;
+}
+
+/* With the lock held. */
+static bool any_failed(const struct fanout *f)
+{
+    for (size_t i = 0; i < f->count; i++) {
+        const struct fanout_job *job = f->calls[i].job;
+        if (job == NULL || (job->ended && job->error.status != SKEP_OK))
+            return true;
+    }
+    return false;
+}
+
+/* Whether samples are to be asked for elsewhere, and how often. With the lock held. */
+static bool is_wanting(const struct fanout *f, struct fanout_policy *p)
+{
+    bool impatient = !p->impatient && clock_mono_us() >= p->impatient_us, any = false;
+
+    if (p->wants == NULL || (!impatient && !any_failed(f)))
+        return false;
+    for (size_t s = 0; s < p->samples; s++) {
+        size_t answered, open, failed;
+        p->wants[s] = 0;
+        if (p->spent[s])
+            continue;
+        count_answers(f, p, s, &answered, &open, &failed);
+        if (impatient) {
+            failed += open;
+            open = 0;
+        }
+        if (failed > 0 && answered + open < p->k_min && answered + open < p->k_best)
+            p->wants[s] = p->k_best - answered - open;
+        any = any || p->wants[s] > 0;
+    }
+    p->impatient = p->impatient || (impatient && any);
+    return any;
 }
 
 /* Whether no call under way asks anybody: their nodes have failed, and who else serves their
@@ -305,30 +367,47 @@ static void take_result(struct fanout_call *c)
     }
 }
 
-void fanout_wait(struct fanout *f, const struct fanout_policy *p,
-                 const struct fanout_expect *expect)
+bool fanout_wait(struct fanout *f, struct fanout_policy *p, const struct fanout_expect *expect)
 {
     uint64_t until_us = p->deadline_us;
-    bool enough = false;
+    bool enough = false, wanting;
 
     pthread_mutex_lock(&f->gate->lock);
     for (;;) {
         check_answers(f, expect);
-        if (f->gate->open == 0 || (only_search(f) && is_enough(f, p)))
+        wanting = is_wanting(f, p);
+        if (wanting || f->gate->open == 0 || (only_search(f) && is_enough(f, p)))
             break;
         if (!enough && p->after_k_min_ms > 0 && is_enough(f, p)) {
             uint64_t after_us = clock_deadline_us(p->after_k_min_ms);
             enough = true;
             until_us = after_us < until_us ? after_us : until_us;
         }
-        if (!cond_wait_until(&f->gate->changed, &f->gate->lock, until_us) &&
+        bool impatient_later =
+            p->wants != NULL && p->impatient_us < until_us && clock_mono_us() < p->impatient_us;
+        if (!cond_wait_until(&f->gate->changed, &f->gate->lock,
+                             impatient_later ? p->impatient_us : until_us) &&
             clock_mono_us() >= until_us)
             break;
     }
-    check_answers(f, expect);
-    for (size_t i = 0; i < f->count; i++)
-        take_result(&f->calls[i]);
+    if (!wanting) {
+        check_answers(f, expect);
+        for (size_t i = 0; i < f->count; i++)
+            take_result(&f->calls[i]);
+    }
     pthread_mutex_unlock(&f->gate->lock);
+    return !wanting;
+}
+
+bool fanout_is_good(const struct fanout *f, size_t call, bool *open)
+{
+    const struct fanout_job *job = f->calls[call].job;
+
+    pthread_mutex_lock(&f->gate->lock);
+    bool good = job != NULL && job->ended && job->checked && job->error.status == SKEP_OK;
+    *open = job != NULL && !job->ended;
+    pthread_mutex_unlock(&f->gate->lock);
+    return good;
 }
 
 void fanout_fini(struct fanout *f)

@@ -122,6 +122,14 @@ static void take_shapes(struct skep_moe_pass *p, const DLTensor *x)
     p->y_width = width_of(p->y_ndim, p->y_shape);
 }
 
+/* Where a sample needs no answer nobody is asked a second time. */
+static size_t places_of(const struct skep_moe_options *o)
+{
+    size_t spares = o->k_best > MIXTURE_SPARES ? o->k_best : MIXTURE_SPARES;
+
+    return o->k_min > 0 ? o->k_best + spares : o->k_best;
+}
+
 static bool allocate(struct skep_moe_pass *p)
 {
     size_t pairs;
@@ -132,7 +140,18 @@ static bool allocate(struct skep_moe_pass *p)
     p->pair_calls = mem_calloc(pairs + 1, sizeof(*p->pair_calls));
     p->answers = mem_calloc(p->samples + 1, sizeof(*p->answers));
     p->row_pairs = mem_calloc(pairs + 1, sizeof(*p->row_pairs));
-    return p->pairs != NULL && p->pair_calls != NULL && p->answers != NULL && p->row_pairs != NULL;
+    p->hits = mem_calloc(pairs + 1, sizeof(*p->hits));
+    p->hit_count = mem_calloc(p->samples + 1, sizeof(*p->hit_count));
+    p->planned = mem_calloc(p->samples + 1, sizeof(*p->planned));
+    p->wants = mem_calloc(p->samples + 1, sizeof(*p->wants));
+    p->spent = mem_calloc(p->samples + 1, sizeof(*p->spent));
+    if (p->pairs == NULL || p->pair_calls == NULL || p->answers == NULL || p->row_pairs == NULL ||
+        p->hits == NULL || p->hit_count == NULL || p->planned == NULL || p->wants == NULL ||
+        p->spent == NULL)
+        return false;
+    for (size_t i = 0; i < pairs; i++)
+        p->pairs[i].call = FANOUT_NO_CALL;
+    return true;
 }
 
 static skep_status take_scores(struct skep_moe_pass *p, const DLTensor *x,
@@ -170,7 +189,7 @@ skep_status pass_new(const struct mixture *m, const DLTensor *x, const DLTensor 
     if (p == NULL)
         return error_no_memory(err, "pass", sizeof(*p));
     p->mixture = m;
-    p->k = m->options.k_best;
+    p->k = places_of(&m->options);
     p->started_us = clock_mono_us();
     p->deadline_us = deadline_of(m, m->options.forward_timeout_ms);
     take_shapes(p, x);
@@ -205,135 +224,96 @@ void pass_free(struct skep_moe_pass *p)
     mem_free(p->pairs);
     mem_free(p->pair_calls);
     mem_free(p->answers);
+    mem_free(p->hits);
+    mem_free(p->hit_count);
+    mem_free(p->planned);
+    mem_free(p->wants);
+    mem_free(p->spent);
     mem_free(p->row_pairs);
     mem_free(p);
 }
 
 const int64_t *pass_coords(const struct skep_moe_pass *p, size_t sample, size_t rank)
 {
-    return p->found.experts[p->found.hits[sample * p->k + rank].expert].coords;
+    return p->found.experts[p->hits[sample * p->k + rank].expert].coords;
 }
 
 double pass_score(const struct skep_moe_pass *p, size_t sample, size_t rank)
 {
-    return p->found.hits[sample * p->k + rank].score;
-}
-
-/* ---- choosing */
-
-/* Half of the time is left for calls, however long the search takes. */
-static uint64_t search_deadline(const struct skep_moe_pass *p)
-{
-    return p->started_us + (p->deadline_us - p->started_us) / 2;
-}
-
-static skep_status search(struct skep_moe_pass *p, bool pass_over_failing, struct skep_error *err)
-{
-    const struct skep_moe_options *o = &p->mixture->options;
-    struct beam_query query = {
-        .k = o->k_best,
-        .width = o->beam_width,
-        .unchecked = o->unchecked,
-        .deadline_us = search_deadline(p),
-    };
-
-    beam_result_free(&p->found);
-    return grid_search(p->mixture->client, &o->grid, &p->scores, pass_over_failing, &query,
-                       &p->found, err);
-}
-
-static bool lacks_experts(const struct skep_moe_pass *p)
-{
-    size_t least = p->mixture->options.k_min > 0 ? p->mixture->options.k_min : 1;
-
-    for (size_t s = 0; s < p->samples; s++)
-        if (p->found.hit_count[s] < least)
-            return true;
-    return false;
-}
-
-/* B71: one sentence for every way of finding nobody. */
-static skep_status nobody(const struct skep_moe_pass *p, struct skep_error *err)
-{
-    char text[160];
-
-    return error_set(err, SKEP_NOT_FOUND,
-                     "mixture %s: no expert found in swarm %s within %" PRIu64 " ms (%zu look-ups; "
-                     "%s)",
-                     grid_describe(&p->mixture->options.grid, text, sizeof(text)),
-                     p->mixture->client->swarm_name, (clock_mono_us() - p->started_us) / 1000,
-                     p->found.lookups,
-                     !p->found.partial                     ? "nobody serves one"
-                     : p->found.status == SKEP_UNAVAILABLE ? "no DHT peer answers"
-                                                           : "time was up");
-}
-
-skep_status pass_route(struct skep_moe_pass *p, struct skep_error *err)
-{
-    skep_status rc = search(p, true, err);
-
-    /* Better a node that failed lately than none. */
-    if (rc == SKEP_OK && lacks_experts(p))
-        rc = search(p, false, err);
-    if (rc != SKEP_OK)
-        return rc;
-    if (p->found.expert_count == 0 && p->samples > 0 && p->mixture->options.k_min > 0 &&
-        !p->mixture->options.allow_missing)
-        return nobody(p, err);
-    p->experts = mem_calloc(p->found.expert_count + 1, sizeof(struct skep_remote_expert *));
-    if (p->experts == NULL)
-        return error_no_memory(err, "experts", p->found.expert_count);
-    for (size_t i = 0; i < p->found.expert_count && rc == SKEP_OK; i++) {
-        const struct beam_expert *e = &p->found.experts[i];
-        rc = remote_expert_new(p->mixture->client, e->uid, e->providers, e->provider_count,
-                               &p->experts[i], err);
-    }
-    return rc;
+    return p->hits[sample * p->k + rank].score;
 }
 
 /* ---- rows and calls */
 
-/* Sorts pairs by expert and cuts them into calls of at most max_rows. */
+/* More room in the list of calls. */
+static bool reserve_calls(struct skep_moe_pass *p, size_t more)
+{
+    size_t count = p->call_count + more + 1;
+    uint32_t *experts = mem_realloc(p->call_experts, count * sizeof(*experts));
+    if (experts != NULL)
+        p->call_experts = experts;
+    uint32_t *rows = mem_realloc(p->call_rows, count * sizeof(*rows));
+    if (rows != NULL)
+        p->call_rows = rows;
+    DLManagedTensor **inputs = mem_realloc(p->inputs, count * sizeof(*inputs));
+    if (inputs != NULL)
+        p->inputs = inputs;
+    if (experts == NULL || rows == NULL || inputs == NULL)
+        return false;
+    if (p->call_count == 0)
+        p->call_rows[0] = 0;
+    memset(p->inputs + p->call_count, 0, (more + 1) * sizeof(*inputs));
+    return true;
+}
+
+static bool is_to_be_called(const struct skep_moe_pass *p, size_t pair)
+{
+    size_t sample = pair / p->k, rank = pair % p->k;
+
+    return rank >= p->planned[sample] && rank < p->hit_count[sample] &&
+           isfinite(p->hits[pair].score);
+}
+
+/* Sorts pairs that have no calls yet by expert and cuts them into calls of at most max_rows, behind
+ * those there are. */
 static bool plan_calls(struct skep_moe_pass *p)
 {
-    size_t experts = p->found.expert_count, max_rows = p->mixture->options.max_rows, at = 0;
-    size_t pairs = p->samples * p->k;
+    size_t experts = p->found.expert_count, max_rows = p->mixture->options.max_rows, more = 0;
+    size_t pairs = p->samples * p->k, at = p->call_count;
     size_t *first = mem_calloc(experts + 2, sizeof(*first));
 
     if (first == NULL)
         return false;
     for (size_t i = 0; i < pairs; i++)
-        if (i % p->k < p->found.hit_count[i / p->k] && isfinite(p->found.hits[i].score))
-            first[p->found.hits[i].expert + 2]++;
-    for (size_t e = 0; e < experts; e++) {
-        p->call_count += (first[e + 2] + max_rows - 1) / max_rows;
-        first[e + 2] += first[e + 1]; /* becomes where the rows of expert e + 1 begin */
-    }
-    p->call_experts = mem_calloc(p->call_count + 1, sizeof(*p->call_experts));
-    p->call_rows = mem_calloc(p->call_count + 1, sizeof(*p->call_rows));
-    p->inputs = mem_calloc(p->call_count + 1, sizeof(struct DLManagedTensor *));
-    if (p->call_experts == NULL || p->call_rows == NULL || p->inputs == NULL) {
+        if (is_to_be_called(p, i))
+            first[p->hits[i].expert + 2]++;
+    for (size_t e = 0; e < experts; e++)
+        more += (first[e + 2] + max_rows - 1) / max_rows;
+    if (!reserve_calls(p, more)) {
         mem_free(first);
         return false;
     }
-    for (size_t e = 0; e < experts; e++)
+    first[1] = p->call_rows[at];
+    for (size_t e = 0; e < experts; e++) {
+        first[e + 2] += first[e + 1]; /* becomes where the rows of expert e + 1 begin */
         for (size_t row = first[e + 1]; row < first[e + 2]; row += max_rows) {
             p->call_experts[at] = (uint32_t)e;
             p->call_rows[at++] = (uint32_t)row;
         }
-    p->call_rows[at] = (uint32_t)first[experts + 1];
-    for (size_t i = 0; i < pairs; i++) {
-        p->pairs[i].call = FANOUT_NO_CALL;
-        if (i % p->k < p->found.hit_count[i / p->k] && isfinite(p->found.hits[i].score))
-            p->row_pairs[first[p->found.hits[i].expert + 1]++] = (uint32_t)i;
     }
+    p->call_rows[at] = (uint32_t)first[experts + 1];
+    for (size_t i = 0; i < pairs; i++)
+        if (is_to_be_called(p, i))
+            p->row_pairs[first[p->hits[i].expert + 1]++] = (uint32_t)i;
     mem_free(first);
-    for (uint32_t c = 0; c < p->call_count; c++)
+    for (size_t c = p->call_count; c < at; c++)
         for (uint32_t row = p->call_rows[c]; row < p->call_rows[c + 1]; row++) {
             struct pair *pair = &p->pairs[p->row_pairs[row]];
-            pair->call = c;
+            pair->call = (uint32_t)c;
             pair->row = row - p->call_rows[c];
         }
+    p->call_count = at;
+    memcpy(p->planned, p->hit_count, p->samples * sizeof(*p->planned));
     return true;
 }
 
@@ -395,10 +375,11 @@ static struct fanout_policy policy_of(struct skep_moe_pass *p, uint64_t deadline
     for (size_t i = 0; i < p->samples * p->k; i++)
         p->pair_calls[i] = p->pairs[i].call;
     return (struct fanout_policy){
+        .impatient_us = UINT64_MAX,
         .samples = p->samples,
         .k = p->k,
         .pairs = p->pair_calls,
-        .counts = p->found.hit_count,
+        .counts = p->hit_count,
         .k_min = k_min,
         .deadline_us = deadline_us,
         .after_k_min_ms = p->mixture->options.timeout_after_k_min_ms,
@@ -439,31 +420,76 @@ static skep_status check_answers(const struct skep_moe_pass *p, const size_t *an
                      "mixture %s: %s: %zu of %zu samples have fewer than %u answers (sample %zu: "
                      "%zu of %zu): %s",
                      p->mixture->options.grid.prefix, what, lacking, p->samples, k_min, first,
-                     answers[first], p->found.hit_count[first],
+                     answers[first], p->hit_count[first],
                      failure != NULL ? failure->error.message
                                      : "too few experts of the grid were found");
 }
 
-skep_status pass_call(struct skep_moe_pass *p, const DLTensor *x, struct skep_error *err)
+/* Calls the experts that have been found since the last time. */
+static skep_status call_found(struct skep_moe_pass *p, const DLTensor *x, struct skep_error *err)
 {
-    const struct skep_moe_options *o = &p->mixture->options;
+    size_t first = p->call_count;
 
     if (!plan_calls(p))
         return error_no_memory(err, "calls", p->samples * p->k);
-    skep_status rc = fanout_init(&p->forward, p->mixture->client, p->call_count, err);
-    for (size_t c = 0; c < p->call_count && rc == SKEP_OK; c++) {
+    skep_status rc = fanout_add(&p->forward, p->call_count - first, err);
+    for (size_t c = first; c < p->call_count && rc == SKEP_OK; c++) {
         rc = gather(p, c, x, err);
         if (rc == SKEP_OK)
             rc = share(p->inputs[c], &p->forward.calls[c].inputs[0], err);
         p->forward.calls[c].expert = p->experts[p->call_experts[c]];
     }
+    struct fanout_manner manner = manner_of(p);
+    if (rc == SKEP_OK)
+        fanout_start(&p->forward, first, &manner, p->deadline_us);
+    return rc;
+}
+
+/*
+ * Waits for answers, and asks further experts for samples that the chosen ones have left with fewer
+ * than k_min: when these cannot bring them any more, and once, half of the time being over, when
+ * they have not. So a node that hangs leaves others the time to answer.
+ */
+static skep_status wait_for_answers(struct skep_moe_pass *p, const DLTensor *x,
+                                    struct skep_error *err)
+{
+    const struct skep_moe_options *o = &p->mixture->options;
+    struct fanout_expect expect = expect_rows(p, false);
+    struct fanout_policy policy = policy_of(p, p->deadline_us, o->k_min);
+    uint64_t now_us = clock_mono_us();
+    skep_status rc = SKEP_OK;
+
+    policy.wants = p->k > o->k_best ? p->wants : NULL;
+    policy.k_best = o->k_best;
+    policy.spent = p->spent;
+    if (now_us < p->deadline_us)
+        policy.impatient_us = now_us + (p->deadline_us - now_us) / 2;
+    for (unsigned round = 0; rc == SKEP_OK; round++) {
+        bool was_impatient = policy.impatient;
+        if (round == MIXTURE_ROUNDS)
+            policy.wants = NULL;
+        if (fanout_wait(&p->forward, &policy, &expect))
+            break;
+        rc = pass_route_more(p, policy.impatient && !was_impatient, err);
+        if (rc == SKEP_OK)
+            rc = call_found(p, x, err);
+        for (size_t i = 0; i < p->samples * p->k; i++)
+            p->pair_calls[i] = p->pairs[i].call;
+    }
+    return rc;
+}
+
+skep_status pass_call(struct skep_moe_pass *p, const DLTensor *x, struct skep_error *err)
+{
+    const struct skep_moe_options *o = &p->mixture->options;
+    skep_status rc = fanout_init(&p->forward, p->mixture->client, 0, err);
+
+    if (rc == SKEP_OK)
+        rc = call_found(p, x, err);
+    if (rc == SKEP_OK)
+        rc = wait_for_answers(p, x, err);
     if (rc != SKEP_OK)
         return rc;
-    struct fanout_policy policy = policy_of(p, p->deadline_us, o->k_min);
-    struct fanout_expect expect = expect_rows(p, false);
-    struct fanout_manner manner = manner_of(p);
-    fanout_start(&p->forward, &manner, p->deadline_us);
-    fanout_wait(&p->forward, &policy, &expect);
     for (size_t i = 0; i < p->samples * p->k; i++) {
         struct pair *pair = &p->pairs[i];
         pair->answered =
@@ -580,7 +606,7 @@ static skep_status send_shares(struct skep_moe_pass *p, const DLTensor *grad_y,
     }
     struct fanout_manner manner = manner_of(p);
     if (rc == SKEP_OK)
-        fanout_start(&p->backward, &manner, deadline_us);
+        fanout_start(&p->backward, 0, &manner, deadline_us);
     return rc;
 }
 
@@ -682,11 +708,11 @@ size_t skep_moe_pass_answers(const struct skep_moe_pass *p, size_t sample)
 bool skep_moe_pass_choice(const struct skep_moe_pass *p, size_t sample, size_t rank,
                           struct skep_moe_choice *out)
 {
-    if (sample >= p->samples || rank >= p->found.hit_count[sample])
+    if (sample >= p->samples || rank >= p->hit_count[sample])
         return false;
     const struct pair *pair = &p->pairs[sample * p->k + rank];
     *out = (struct skep_moe_choice){
-        .uid = p->found.experts[p->found.hits[sample * p->k + rank].expert].uid,
+        .uid = p->found.experts[p->hits[sample * p->k + rank].expert].uid,
         .score = pass_score(p, sample, rank),
         .weight = pair->answered ? pair->weight : 0,
         .status = SKEP_CANCELLED,

@@ -3,6 +3,7 @@
  * them, add up. A pass (struct skep_moe_pass) holds what backward needs.
  *
  *   pass_new -> pass_route -> pass_call -> (the layer sets weights) -> pass_combine
+ *                             (pass_route_more, if experts fail)
  *            -> pass_shares -> pass_call_back -> pass_fini
  */
 #ifndef SKEP_CLIENT_MIXTURE_H
@@ -36,7 +37,8 @@ struct pair {
 
 struct skep_moe_pass {
     const struct mixture *mixture;
-    size_t samples, k;
+    size_t samples;
+    size_t k; /* places of a sample: k_best, and behind them those asked when these have failed */
     uint64_t deadline_us, started_us;
     DLDataType dtype;
     int x_ndim, y_ndim; /* with the batch */
@@ -44,8 +46,13 @@ struct skep_moe_pass {
     size_t x_width, y_width;
     struct score_lines scores;           /* owned */
     struct gate_input gate_input;        /* owned; with a projection */
-    struct beam_result found;            /* owned */
+    struct beam_result found;            /* owned; of the first search, and experts of later ones */
     struct skep_remote_expert **experts; /* owned */
+    struct beam_hit *hits;               /* owned: samples times k; hit_count of each are there */
+    size_t *hit_count;                   /* owned */
+    size_t *planned;                     /* owned: how many of each have got their calls */
+    size_t *wants;                       /* owned: as fanout_policy */
+    bool *spent;                         /* owned: there is nobody more to ask for a sample */
     struct pair *pairs;                  /* owned: samples times k */
     uint32_t *pair_calls;                /* owned: for fanout_policy */
     size_t *answers;                     /* owned: of each sample */
@@ -58,6 +65,11 @@ struct skep_moe_pass {
     bool went_back;
 };
 
+enum {
+    MIXTURE_SPARES = 4, /* places for further experts, or k_best if that is more */
+    MIXTURE_ROUNDS = 8, /* how often a pass looks for some */
+};
+
 /* Checks x and takes its shape. Scores: either read from tensors, or by the projection, where
  * `jitter` multiplies what it reads (NULL: nothing does). */
 skep_status pass_new(const struct mixture *m, const DLTensor *x, const DLTensor *const *scores,
@@ -67,6 +79,9 @@ void pass_free(struct skep_moe_pass *pass); /* NULL is allowed */
 
 /* Searches. SKEP_NOT_FOUND if no sample has an expert, unless k_min is 0. */
 skep_status pass_route(struct skep_moe_pass *pass, struct skep_error *err);
+/* For each sample as many further experts as p->wants says, or those there are, next best first and
+ * in places of their own. @param anew experts that have not answered yet count as failed. */
+skep_status pass_route_more(struct skep_moe_pass *pass, bool anew, struct skep_error *err);
 /* Calls experts and notes who answered. SKEP_UNAVAILABLE if samples have too few answers. */
 skep_status pass_call(struct skep_moe_pass *pass, const DLTensor *x, struct skep_error *err);
 /* y = sum of weight times output. */

@@ -70,14 +70,14 @@ static void set_weights(struct skep_moe_pass *p)
     for (size_t s = 0; s < p->samples; s++) {
         struct pair *pairs = &p->pairs[s * p->k];
         double best = (double)-INFINITY, sum = 0;
-        for (size_t i = 0; i < p->found.hit_count[s]; i++)
+        for (size_t i = 0; i < p->hit_count[s]; i++)
             if (pairs[i].answered)
                 best = fmax(best, pass_score(p, s, i));
-        for (size_t i = 0; i < p->found.hit_count[s]; i++) {
+        for (size_t i = 0; i < p->hit_count[s]; i++) {
             pairs[i].weight = pairs[i].answered ? exp(pass_score(p, s, i) - best) : 0;
             sum += pairs[i].weight;
         }
-        for (size_t i = 0; sum > 0 && i < p->found.hit_count[s]; i++)
+        for (size_t i = 0; sum > 0 && i < p->hit_count[s]; i++)
             pairs[i].weight /= sum;
     }
 }
@@ -115,9 +115,9 @@ static void add_score_grads(const struct skep_moe_pass *p, struct score_lines *l
     for (size_t s = 0; s < p->samples; s++) {
         const struct pair *pairs = &p->pairs[s * p->k];
         double mean = 0;
-        for (size_t i = 0; i < p->found.hit_count[s]; i++)
+        for (size_t i = 0; i < p->hit_count[s]; i++)
             mean += pairs[i].answered ? pairs[i].weight * pairs[i].dot : 0;
-        for (size_t i = 0; i < p->found.hit_count[s]; i++) {
+        for (size_t i = 0; i < p->hit_count[s]; i++) {
             if (!pairs[i].answered)
                 continue;
             const int64_t *coords = pass_coords(p, s, i);

@@ -183,18 +183,41 @@ static skep_status set_probabilities(struct skep_switch_moe_pass *sp, struct ske
     return rc;
 }
 
+/* The rank of the one expert of a sample that counts; SIZE_MAX if none answered. */
+static size_t answer_of(const struct skep_moe_pass *p, size_t sample)
+{
+    for (size_t i = 0; i < p->hit_count[sample]; i++)
+        if (p->pairs[sample * p->k + i].answered)
+            return i;
+    return SIZE_MAX;
+}
+
+/* With k_min 1 another expert may have been asked as well, and both have answered. */
+static void keep_one_answer(struct skep_moe_pass *p)
+{
+    for (size_t s = 0; s < p->samples; s++) {
+        size_t rank = answer_of(p, s);
+        for (size_t i = 0; i < p->hit_count[s]; i++)
+            p->pairs[s * p->k + i].answered = i == rank;
+        p->answers[s] = rank != SIZE_MAX;
+    }
+}
+
 static void set_weights(struct skep_switch_moe_pass *sp)
 {
     struct skep_moe_pass *p = sp->pass;
     const struct skep_grid *grid = &p->mixture->options.grid;
 
     for (size_t s = 0; s < p->samples; s++) {
-        struct pair *pair = &p->pairs[s];
-        pair->weight = pair->answered ? 1 : 0;
-        for (int d = 0; pair->answered && d < grid->dims; d++)
+        size_t rank = answer_of(p, s);
+        if (rank == SIZE_MAX)
+            continue;
+        struct pair *pair = &p->pairs[s * p->k + rank];
+        const int64_t *coords = pass_coords(p, s, rank);
+        pair->weight = 1;
+        for (int d = 0; d < grid->dims; d++)
             pair->weight *=
-                sp->probabilities
-                    .lines[d][s * (size_t)grid->sizes[d] + (size_t)pass_coords(p, s, 0)[d]];
+                sp->probabilities.lines[d][s * (size_t)grid->sizes[d] + (size_t)coords[d]];
     }
 }
 
@@ -206,9 +229,10 @@ static void note_utilization(struct skep_switch_moe *moe, const struct skep_moe_
 
     memset(batch, 0, size * sizeof(*batch));
     for (size_t s = 0; s < p->samples; s++) {
-        if (!p->pairs[s].answered)
+        size_t rank = answer_of(p, s);
+        if (rank == SIZE_MAX)
             continue;
-        batch[pass_coords(p, s, 0)[d]]++;
+        batch[pass_coords(p, s, rank)[d]]++;
         answered++;
     }
     for (size_t i = 0; answered > 0 && i < size; i++)
@@ -263,6 +287,8 @@ static skep_status run_forward(struct skep_switch_moe_pass *sp, const DLTensor *
         rc = pass_route(sp->pass, err);
     if (rc == SKEP_OK)
         rc = pass_call(sp->pass, x, err);
+    if (rc == SKEP_OK)
+        keep_one_answer(sp->pass);
     if (rc == SKEP_OK)
         rc = keep_utilization(sp, training, err);
     if (rc != SKEP_OK)
@@ -327,12 +353,14 @@ static void add_score_grads(const struct skep_switch_moe_pass *sp, double grad_l
             through_softmax(line, sp->utilization[d], size, out);
             for (size_t c = 0; c < size; c++)
                 out[c] *= balance;
-            if (!p->pairs[s].answered)
+            size_t rank = answer_of(p, s);
+            if (rank == SIZE_MAX)
                 continue;
-            double direct = p->pairs[s].dot * p->pairs[s].weight;
+            const struct pair *pair = &p->pairs[s * p->k + rank];
+            double direct = pair->dot * pair->weight;
             for (size_t c = 0; c < size; c++)
                 out[c] -= direct * line[c];
-            out[pass_coords(p, s, 0)[d]] += direct;
+            out[pass_coords(p, s, rank)[d]] += direct;
         }
     }
 }

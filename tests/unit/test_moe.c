@@ -322,6 +322,15 @@ static void experts_that_fail_in_backward_are_constants(void **state)
     }
 }
 
+/* Nobody but the four of row 2 may be asked. */
+static void mask_other_rows(struct batch *b)
+{
+    for (int64_t s = 0; s < b->samples; s++)
+        for (int64_t row = 0; row < SIDE; row++)
+            if (row != 2)
+                fake_write(&b->lines[0]->dl_tensor, (size_t)(s * SIDE + row), -INFINITY);
+}
+
 static void break_row_2(void)
 {
     break_forward(2, 0, FAKE_NAN);
@@ -340,7 +349,7 @@ static void k_min_decides_what_succeeds(void **state)
     DLManagedTensor *y = NULL;
     struct skep_error err;
 
-    choose_row(&b, 2);
+    mask_other_rows(&b);
     break_row_2();
     o.forward_timeout_ms = 1500;
     struct skep_moe *moe = layer(&o);
@@ -454,14 +463,14 @@ static void a_healthy_sibling_does_not_clear_a_broken_expert(void **state)
     batch_free(&b);
 }
 
-/* The two best of a small grid answer errors, the other two are well. */
+/* The two best of a small grid answer errors, the other two are well: they are asked in the same
+ * pass, and alone in those that follow. */
 static void nodes_that_answer_errors_are_passed_over(void **state)
 {
     (void)state;
     struct skep_moe_options o = options();
     struct batch b = batch_new(4, 32);
     struct skep_moe_pass *pass;
-    struct skep_error err;
     DLManagedTensor *y;
 
     for (int64_t s = 0; s < 4; s++)
@@ -476,10 +485,6 @@ static void nodes_that_answer_errors_are_passed_over(void **state)
     struct skep_moe *moe = layer(&o);
     break_forward(0, 0, FAKE_ERROR);
     break_forward(0, 1, FAKE_ERROR);
-    if (skep_moe_forward(moe, &b.x->dl_tensor, b.scores, &pass, &y, &err) == SKEP_OK) {
-        skep_moe_pass_free(pass);
-        skep_tensor_free(y);
-    }
     for (int round = 0; round < 5; round++) {
         pass = forward(moe, &b, &y);
         assert_int_equal(skep_moe_pass_answers(pass, 0), 2);
@@ -488,6 +493,35 @@ static void nodes_that_answer_errors_are_passed_over(void **state)
     }
     assert_int_equal(expert_at(0, 0)->forward_calls, 1);
     assert_int_equal(expert_at(0, 1)->forward_calls, 1);
+    skep_moe_free(moe);
+    batch_free(&b);
+}
+
+/* All of a grid answer errors: who is asked in the place of others fails as well, and that ends. */
+static void a_pass_ends_when_there_is_nobody_more_to_ask(void **state)
+{
+    (void)state;
+    struct skep_moe_options o = options();
+    struct batch b = batch_new(MAX_SAMPLES, 32);
+    struct skep_moe_pass *pass;
+    DLManagedTensor *y;
+    struct skep_error err;
+    unsigned calls = 0;
+
+    for (int64_t i = 0; i < SIDE; i++)
+        for (int64_t k = 0; k < SIDE; k++)
+            break_forward(i, k, FAKE_ERROR);
+    o.k_best = 1;
+    struct skep_moe *moe = layer(&o);
+    uint64_t deadline_us = clock_deadline_us(FAKE_PATIENCE_MS / 2);
+    assert_int_equal(skep_moe_forward(moe, &b.x->dl_tensor, b.scores, &pass, &y, &err),
+                     SKEP_UNAVAILABLE);
+    assert_true(clock_mono_us() < deadline_us);
+    assert_non_null(strstr(err.message, "broken"));
+    for (int64_t i = 0; i < SIDE; i++)
+        for (int64_t k = 0; k < SIDE; k++)
+            calls += expert_at(i, k)->forward_calls;
+    assert_true(calls > EXPERTS / 2 && calls <= 5 * MAX_SAMPLES);
     skep_moe_free(moe);
     batch_free(&b);
 }
@@ -677,6 +711,7 @@ int main(void)
         TEST(stragglers_are_not_waited_for_long),
         TEST(a_healthy_sibling_does_not_clear_a_broken_expert),
         TEST(nodes_that_answer_errors_are_passed_over),
+        TEST(a_pass_ends_when_there_is_nobody_more_to_ask),
         TEST(a_backward_with_too_few_answers_fails),
         TEST(nobody_found_is_one_error_that_says_where_and_how_long),
         TEST(bad_arguments_are_named),

@@ -32,19 +32,24 @@ static struct fake_expert *expert_number(size_t i)
     return expert_at((int64_t)i / MOE_COLUMNS, (int64_t)i % MOE_COLUMNS);
 }
 
+static void break_number(size_t i, size_t number, size_t way)
+{
+    now_failing = ways[way].name;
+    broken[i] = expert_number(number);
+    broken[i]->forward = broken[i]->backward = ways[way].way;
+    broken_nodes[i] = &nodes[number % NODES];
+}
+
 static void break_some(size_t way)
 {
     size_t order[EXPERTS];
 
-    now_failing = ways[way].name;
     for (size_t i = 0; i < EXPERTS; i++)
         order[i] = i;
     for (size_t i = 0; i < BROKEN; i++) {
         size_t k = i + (size_t)rand() % (EXPERTS - i), picked = order[k];
         order[k] = order[i];
-        broken[i] = expert_number(picked);
-        broken[i]->forward = broken[i]->backward = ways[way].way;
-        broken_nodes[i] = &nodes[picked % NODES];
+        break_number(i, picked, way);
     }
 }
 
@@ -74,6 +79,23 @@ static void expect_good_outputs(const struct skep_moe_pass *pass, const DLManage
             for (size_t r = 0; skep_moe_pass_choice(pass, s, r, &c); r++)
                 expected += c.weight * fake_value(expert_of(c.uid), x);
             assert_true(fabs(fake_read(&y->dl_tensor, s * WIDTH + i) - expected) < 1e-5);
+        }
+    }
+}
+
+/* Of x: the sum of what each expert that answered twice gives. */
+static void expect_good_gradients(const struct skep_moe_pass *pass,
+                                  const struct skep_moe_grads *grads)
+{
+    for (size_t s = 0; s < MAX_SAMPLES; s++) {
+        struct skep_moe_choice c;
+        for (size_t i = 0; i < WIDTH; i++) {
+            double expected = 0, x = fake_read(&batch.x->dl_tensor, s * WIDTH + i);
+            for (size_t r = 0; skep_moe_pass_choice(pass, s, r, &c); r++)
+                if (c.backward_status == SKEP_OK)
+                    expected += c.weight * fake_slope(expert_of(c.uid), x) *
+                                fake_read(&batch.grad->dl_tensor, s * WIDTH + i);
+            assert_true(fabs(fake_read(&grads->x->dl_tensor, s * WIDTH + i) - expected) < 1e-5);
         }
     }
 }
@@ -145,6 +167,55 @@ static void samples_with_enough_live_experts_succeed(void **state)
             assert_true(NET_UNTIL(calls_under_way() == 0));
             test_time_us += AVOID_LONGEST_MS * UINT64_C(1000);
         }
+        forget(NULL);
+    }
+    end_layer();
+}
+
+/* All that were chosen fail, and the next best one, too: others are asked within the pass. */
+static void others_are_asked_in_the_place_of_those_that_fail(void **state)
+{
+    (void)state;
+    struct skep_moe_options o = options();
+    struct skep_moe_grads grads;
+    struct skep_moe_pass *pass;
+    struct skep_error err;
+    DLManagedTensor *y;
+
+    batch = batch_new(MAX_SAMPLES, 32);
+    choose_row(&batch, 0);
+    for (size_t s = 0; s < MAX_SAMPLES; s++)
+        for (size_t i = 0; i < BROKEN; i++)
+            fake_write(&batch.lines[1]->dl_tensor, s * MOE_COLUMNS + i, 10 - (double)i);
+    o.k_best = BROKEN - 1;
+    o.k_min = o.backward_k_min = 1;
+    o.forward_timeout_ms = o.backward_timeout_ms = PASS_MS / 2;
+    o.timeout_after_k_min_ms = STRAGGLER_MS;
+    moe = layer(&o);
+    for (size_t w = 0; w < WAYS; w++) {
+        for (size_t i = 0; i < BROKEN; i++)
+            break_number(i, i, w);
+        uint64_t deadline_us = clock_deadline_us(PASS_MS / 2);
+        if (skep_moe_forward(moe, &batch.x->dl_tensor, batch.scores, &pass, &y, &err) != SKEP_OK)
+            fail_msg("experts %s: %s", now_failing, err.message);
+        assert_true(clock_mono_us() < deadline_us);
+        expect_good_outputs(pass, y);
+        for (size_t s = 0; s < MAX_SAMPLES; s++) {
+            struct skep_moe_choice c;
+            assert_true(skep_moe_pass_answers(pass, s) >= 1);
+            for (size_t r = 0; r < o.k_best; r++) {
+                assert_true(skep_moe_pass_choice(pass, s, r, &c));
+                assert_ptr_equal(expert_of(c.uid), broken[r]);
+                assert_int_not_equal(c.status, SKEP_OK);
+            }
+        }
+        mend();
+        if (skep_moe_backward(pass, &batch.grad->dl_tensor, &grads, &err) != SKEP_OK)
+            fail_msg("experts %s: %s", now_failing, err.message);
+        expect_good_gradients(pass, &grads);
+        skep_moe_grads_free(&grads);
+        skep_moe_pass_free(pass);
+        skep_tensor_free(y);
         forget(NULL);
     }
     end_layer();
@@ -291,7 +362,7 @@ static void who_else_serves_a_dead_nodes_expert_is_not_waited_for(void **state)
     end_layer();
 }
 
-/* ... unless samples need it. */
+/* ... unless samples need it, as there are no others. */
 static void a_sample_that_lacks_answers_waits_for_a_lookup(void **state)
 {
     (void)state;
@@ -299,7 +370,8 @@ static void a_sample_that_lacks_answers_waits_for_a_lookup(void **state)
     struct skep_error err;
 
     batch = batch_new(MAX_SAMPLES, 32);
-    choose_row(&batch, 0);
+    for (size_t n = 0; n < MAX_SAMPLES; n++) /* nobody else is to be asked instead */
+        fake_write(&batch.lines[0]->dl_tensor, n * MOE_ROWS + 1, -INFINITY);
     o.k_best = o.k_min = MOE_COLUMNS;
     o.forward_timeout_ms = PASS_MS / 4;
     moe = layer(&o);
@@ -314,6 +386,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(samples_with_enough_live_experts_succeed),
+        TEST(others_are_asked_in_the_place_of_those_that_fail),
         TEST(failing_nodes_are_avoided_for_a_while),
         TEST(back_off_grows_and_is_reset_by_success),
         TEST(who_else_serves_a_dead_nodes_expert_is_not_waited_for),

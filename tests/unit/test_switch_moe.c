@@ -153,6 +153,53 @@ static void switch_samples_without_an_answer_pass_as_zeros(void **state)
     batch_free(&b);
 }
 
+/* With k_min 1 the next best expert gets the sample, with its own probability. */
+static void switch_samples_that_need_an_answer_go_to_the_next_best(void **state)
+{
+    (void)state;
+    struct skep_switch_moe_options o = switch_options();
+    struct batch b = batch_new(3, 64);
+    struct skep_switch_moe_pass *pass;
+    DLManagedTensor *y;
+    struct skep_moe_choice c;
+    struct skep_error err;
+    double loss, u[SIDE];
+
+    choose_row(&b, 1);
+    for (size_t s = 0; s < 3; s++) {
+        fake_write(&b.lines[1]->dl_tensor, s * SIDE, 3);
+        fake_write(&b.lines[1]->dl_tensor, s * SIDE + 2, 2);
+    }
+    break_forward(1, 0, FAKE_ERROR);
+    o.moe.k_min = 1;
+    struct skep_switch_moe *moe = switch_layer(&o);
+    if (skep_switch_moe_forward(moe, &b.x->dl_tensor, b.scores, true, &pass, &y, &loss, &err) !=
+        SKEP_OK)
+        fail_msg("%s", err.message);
+    for (size_t s = 0; s < 3; s++) {
+        double sum = 0;
+        for (size_t k = 0; k < SIDE; k++)
+            sum += exp(fake_read(&b.lines[1]->dl_tensor, s * SIDE + k));
+        assert_int_equal(skep_moe_pass_answers(skep_switch_moe_pass_choices(pass), s), 1);
+        assert_true(skep_moe_pass_choice(skep_switch_moe_pass_choices(pass), s, 0, &c));
+        assert_int_equal(c.status, SKEP_INTERNAL);
+        assert_true(skep_moe_pass_choice(skep_switch_moe_pass_choices(pass), s, 1, &c));
+        assert_string_equal(c.uid, "ffn.1.2");
+        assert_true(fabs(c.weight - exp(2) / sum) < 1e-9);
+        for (size_t i = 0; i < WIDTH; i++)
+            assert_true(fabs(fake_read(&y->dl_tensor, s * WIDTH + i) -
+                             c.weight * fake_value(expert_at(1, 2),
+                                                   fake_read(&b.x->dl_tensor, s * WIDTH + i))) <
+                        1e-9);
+    }
+    skep_switch_moe_utilization(moe, 1, u);
+    assert_true(fabs(u[2] - (0.9 * 0.25 + 0.1)) < 1e-12);
+    skep_switch_moe_pass_free(pass);
+    skep_tensor_free(y);
+    skep_switch_moe_free(moe);
+    batch_free(&b);
+}
+
 static void dropout_and_jitter_are_of_training_only(void **state)
 {
     (void)state;
@@ -193,6 +240,7 @@ int main(void)
         TEST(switch_gradients_equal_numerical_ones),
         TEST(utilization_follows_where_samples_go),
         TEST(switch_samples_without_an_answer_pass_as_zeros),
+        TEST(switch_samples_that_need_an_answer_go_to_the_next_best),
         TEST(dropout_and_jitter_are_of_training_only),
     };
 
