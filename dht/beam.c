@@ -310,28 +310,70 @@ static bool list_candidates(struct search *s)
 
 /* ---- rounds */
 
-/* An expert of a last level whose prefix says enough. */
-static void take_prefix_word(struct search *s, struct node *n)
+/* An expert is active if some of these may be asked for it. */
+static void take_providers(struct search *s, struct node *n, const struct provider *items,
+                           size_t count)
 {
-    const struct node *parent = &s->before.nodes[n->parent];
-    struct provider found[DIRECTORY_MAX_PROVIDERS];
-    size_t at = prefix_view_find(parent->view, n->coords[s->level]);
-
     n->state = NODE_EMPTY;
-    if (at == SIZE_MAX)
+    if (count == 0 || !is_usable(s, n, items, count))
         return;
-    size_t count =
-        prefix_view_providers(parent->view, at, s->now_s, found, DIRECTORY_MAX_PROVIDERS);
-    if (count == 0 || !is_usable(s, n, found, count))
-        return;
-    n->providers = mem_alloc(count * sizeof(*found));
+    n->providers = mem_alloc(count * sizeof(*items));
     if (n->providers == NULL) {
         s->no_memory = true;
         return;
     }
-    memcpy(n->providers, found, count * sizeof(*found));
+    memcpy(n->providers, items, count * sizeof(*items));
     n->provider_count = count;
     n->state = NODE_ACTIVE;
+}
+
+/* Who serves an expert of the last level, as its prefix says. */
+static size_t list_named(const struct search *s, const struct node *n,
+                         struct provider out[static DIRECTORY_MAX_PROVIDERS])
+{
+    const struct prefix_view *view = s->before.nodes[n->parent].view;
+    size_t at = prefix_view_find(view, n->coords[s->level]);
+
+    return at == SIZE_MAX ? 0
+                          : prefix_view_providers(view, at, s->now_s, out, DIRECTORY_MAX_PROVIDERS);
+}
+
+/* An expert of a last level whose prefix says enough. */
+static void take_prefix_word(struct search *s, struct node *n)
+{
+    struct provider named[DIRECTORY_MAX_PROVIDERS];
+
+    take_providers(s, n, named, list_named(s, n, named));
+}
+
+static struct provider *find_provider(struct provider *items, size_t count, const uint8_t *peer_id)
+{
+    for (size_t i = 0; i < count; i++)
+        if (memcmp(items[i].peer_id, peer_id, PEER_ID_BYTES) == 0)
+            return &items[i];
+    return NULL;
+}
+
+/*
+ * Who was found, and behind them who is only named by the prefix: a look-up ends with the first
+ * that answers, and a caller who knows of one replica cannot choose the idle one. An expert's own
+ * record tells of its own queue and the prefix' of its node's, so the longer one counts.
+ */
+static void take_found(struct search *s, struct node *n, const struct lookup_result *answer)
+{
+    struct provider all[DIRECTORY_MAX_PROVIDERS], named[DIRECTORY_MAX_PROVIDERS];
+    size_t count = answer->provider_count;
+    size_t more = s->level > 0 ? list_named(s, n, named) : 0;
+
+    memcpy(all, answer->providers, count * sizeof(*all));
+    for (size_t i = 0; i < more; i++) {
+        struct provider *known = find_provider(all, count, named[i].peer_id);
+        if (known == NULL && count < DIRECTORY_MAX_PROVIDERS)
+            all[count++] = named[i];
+        else if (known != NULL && known->load.queued_tasks < named[i].load.queued_tasks)
+            known->load = named[i].load;
+    }
+    take_providers(s, n, all, count);
 }
 
 /* Finds out about a node, now or with this round's lookup. */
@@ -481,16 +523,7 @@ static void take_expert(struct search *s, struct node *n, const struct lookup_re
 {
     n->state = NODE_EMPTY;
     if (answer->status == SKEP_OK) {
-        if (!is_usable(s, n, answer->providers, answer->provider_count))
-            return;
-        n->providers = mem_alloc(answer->provider_count * sizeof(*n->providers));
-        if (n->providers == NULL) {
-            s->no_memory = true;
-            return;
-        }
-        memcpy(n->providers, answer->providers, answer->provider_count * sizeof(*n->providers));
-        n->provider_count = answer->provider_count;
-        n->state = NODE_ACTIVE;
+        take_found(s, n, answer);
     } else if (!is_answer(answer->status)) {
         note_failure(s, answer->status);
         if (s->level > 0)

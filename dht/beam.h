@@ -8,7 +8,8 @@
  * under them; those whose lookup comes back empty are replaced by the next best. It starts with
  * every first coordinate as a candidate, asking for the best ones' prefixes several at a time until
  * the beam is full, and never reads the root. The last candidates are experts, which are looked up
- * themselves, so that one whose prefix outlived it is replaced too.
+ * themselves, so that one whose prefix outlived it is replaced too. Who serves a chosen expert is
+ * whoever was found and whoever its prefix names, since a look-up ends with the first answer.
  *
  * All samples of a batch share lookups: each prefix and each expert is asked for once.
  *
@@ -48,7 +49,7 @@ struct beam_expert {
     char uid[UID_BYTES];
     int64_t coords[BEAM_MAX_DIMS];
     size_t provider_count;      /* at least 1 */
-    struct provider *providers; /* freshest first */
+    struct provider *providers; /* those looked up, then those only named by the prefix */
 };
 
 struct beam_hit {

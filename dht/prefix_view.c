@@ -22,6 +22,7 @@ struct source {
     int64_t expires_at;
     uint32_t features;
     uint32_t depth; /* as in the record */
+    struct record_load load;
     uint64_t place; /* peer_memory.h; 0 where no coordinate can be crowded */
     uint8_t endpoint_count;
     uint16_t ports[RECORD_MAX_ENDPOINTS];
@@ -178,8 +179,11 @@ static bool pack_source(struct source *s, const struct record *r)
 
     for (size_t i = 0; i < p->endpoint_count; i++)
         bytes += strlen(p->endpoints[i].host) + 1;
-    *s = (struct source){
-        .seq = r->seq, .expires_at = r->expires_at, .features = p->features, .depth = p->depth};
+    *s = (struct source){.seq = r->seq,
+                         .expires_at = r->expires_at,
+                         .features = p->features,
+                         .depth = p->depth,
+                         .load = p->load};
     memcpy(s->peer_id, r->peer_id, sizeof(s->peer_id));
     s->hosts = mem_alloc(bytes + 1);
     if (s->hosts == NULL)
@@ -402,7 +406,8 @@ static bool put_below(struct collection *out, const struct source *s, const int6
                    .part = part,
                    .parts = parts,
                    .depth = s->depth - 1,
-                   .coord_count = count},
+                   .coord_count = count,
+                   .load = s->load},
     };
 
     memcpy(r.peer_id, s->peer_id, sizeof(r.peer_id));
@@ -524,6 +529,7 @@ static void unpack_source(const struct source *s, struct provider *out)
     out->seq = s->seq;
     out->expires_at = s->expires_at;
     out->features = s->features;
+    out->load = s->load;
     out->endpoint_count = s->endpoint_count;
     unpack_endpoints(s, out->endpoints);
 }

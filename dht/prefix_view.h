@@ -52,8 +52,8 @@ int64_t prefix_view_last_end(const struct prefix_view *view);
 int64_t prefix_view_refresh_at(const struct prefix_view *view);
 
 /* Who serves the expert that a coordinate completes, freshest first, without those whose record has
- * ended. Class, digest and load are not in prefix records and stay zero. Returns how many were
- * written, at most cap. */
+ * ended. Class and digest are not in prefix records and stay zero; the load is the whole node's.
+ * Returns how many were written, at most cap. */
 size_t prefix_view_providers(const struct prefix_view *view, size_t index, int64_t now_s,
                              struct provider *out, size_t cap);
 

@@ -55,6 +55,7 @@ struct publication {
     size_t item_count;
     struct record_expert *locals; /* of publication_update() */
     /* The round under way: */
+    struct record_load load; /* of all experts that may be published */
     struct record *records;
     struct declaration *declarations;
     size_t *item_of;
@@ -373,8 +374,10 @@ static bool fill_prefix(const struct publication *p, const struct item *item, bo
             continue;
         out->coords[out->coord_count++] = m->coord;
     }
-    if (alive)
+    if (alive) {
         fill_below(p, item, out);
+        out->load = p->load;
+    }
     return true;
 }
 
@@ -386,13 +389,10 @@ static void fill_node(const struct publication *p, bool alive, const struct publ
     out->features = s->features;
     snprintf(out->state, sizeof(out->state), "%s", alive ? "online" : "offline");
     snprintf(out->version, sizeof(out->version), "%s", s->version != NULL ? s->version : "");
-    for (size_t i = 0; alive && i < p->expert_count; i++) {
-        if (!p->experts[i].publishable)
-            continue;
-        out->expert_count++;
-        out->load.examples_per_s += p->experts[i].load.examples_per_s;
-        out->load.queued_tasks += p->experts[i].load.queued_tasks;
-    }
+    for (size_t i = 0; alive && i < p->expert_count; i++)
+        out->expert_count += p->experts[i].publishable;
+    if (alive)
+        out->load = p->load;
 }
 
 /*
@@ -477,10 +477,24 @@ static void ring(struct publication *p, size_t i, bool alive, const struct publi
     p->item_of[p->round_count++] = NOT_AN_ITEM;
 }
 
+static struct record_load load_of(const struct publication *p)
+{
+    struct record_load all = {0};
+
+    for (size_t i = 0; i < p->expert_count; i++) {
+        if (!p->experts[i].publishable)
+            continue;
+        all.examples_per_s += p->experts[i].load.examples_per_s;
+        all.queued_tasks += p->experts[i].load.queued_tasks;
+    }
+    return all;
+}
+
 size_t publication_round(struct publication *p, const struct publication_state *s,
                          struct declaration **declarations)
 {
     free_round(p);
+    p->load = load_of(p);
     for (size_t i = 0; i < p->item_count; i++) {
         struct item *item = &p->items[i];
         bool alive = is_alive(p, item, s);

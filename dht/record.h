@@ -83,6 +83,8 @@ struct record_prefix {
      */
     size_t below_len;
     const int64_t *below;
+    /* Of the whole node, not only of what is listed here: its experts share its processors. */
+    struct record_load load;
 };
 
 struct record_node {

@@ -124,9 +124,9 @@ const char *body_fault(const struct record *record)
             return "prefix: not a prefix of expert UIDs";
         if (!are_coords(&record->prefix))
             return "coords: not ascending, negative, or not of a part below the number of parts";
-        return are_below(&record->prefix)
-                   ? NULL
-                   : "below: not as many ascending lists as coords, too long, or of no depth";
+        if (!are_below(&record->prefix))
+            return "below: not as many ascending lists as coords, too long, or of no depth";
+        return is_load(&record->prefix.load) ? NULL : "load: not a finite rate of at least 0";
     case RECORD_NODE:
         if (!is_node_state(record->node.state))
             return "state: not joining, online, draining or offline";

@@ -54,6 +54,11 @@ static int pack_expert(msgpack_packer *pk, const struct record_expert *expert)
     return failed;
 }
 
+static bool says_load(const struct record_load *load)
+{
+    return load->examples_per_s > 0 || load->queued_tasks > 0;
+}
+
 /* Coordinates travel as differences: a full row of 256 costs 256 bytes. */
 /* As are_below() has found them; each list like coords. */
 static int pack_below(msgpack_packer *pk, const struct record_prefix *prefix)
@@ -74,7 +79,8 @@ static int pack_below(msgpack_packer *pk, const struct record_prefix *prefix)
 
 static int pack_prefix(msgpack_packer *pk, const struct record_prefix *prefix)
 {
-    int failed = msgpack_pack_map(pk, 6u + (prefix->depth > 0) + (prefix->below_len > 0));
+    size_t fields = 6u + (prefix->depth > 0) + (prefix->below_len > 0) + says_load(&prefix->load);
+    int failed = msgpack_pack_map(pk, fields);
 
     failed |= pack_text(pk, "prefix", prefix->prefix);
     failed |= pack_endpoints(pk, prefix->endpoints, prefix->endpoint_count);
@@ -88,7 +94,9 @@ static int pack_prefix(msgpack_packer *pk, const struct record_prefix *prefix)
         int64_t before = i > 0 ? prefix->coords[i - 1] : 0;
         failed |= msgpack_pack_uint64(pk, (uint64_t)(prefix->coords[i] - before));
     }
-    return failed | pack_below(pk, prefix);
+    failed |= pack_below(pk, prefix);
+    /* There are many of these records, and most nodes idle: no load is not said. */
+    return says_load(&prefix->load) ? failed | pack_load(pk, &prefix->load) : failed;
 }
 
 static int pack_node(msgpack_packer *pk, const struct record_node *node)

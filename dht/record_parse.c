@@ -157,6 +157,8 @@ static skep_status parse_prefix(struct record_prefix *out, const msgpack_object 
         return bad_field(err, "parts");
     if (!parse_u32(map, "depth", UID_MAX_COORDS, &out->depth))
         return bad_field(err, "depth");
+    if (!parse_load(map, &out->load))
+        return bad_field(err, "load");
     skep_status rc = parse_endpoints(map, swarm, out->endpoints, &out->endpoint_count, err);
     return rc == SKEP_OK ? parse_coords(out, map, err) : rc;
 }

@@ -329,6 +329,38 @@ static bool load_unless_stalled(void *arg, const char *uid, struct record_load *
     return !(atomic_load(&stalled) && strcmp(uid, "ffn.1.2") == 0);
 }
 
+/* What a watch and a search without look-ups of experts go by. */
+static void prefixes_tell_the_load_of_the_node(void **state)
+{
+    (void)state;
+    struct net_node nodes[3];
+    struct found f;
+    uint8_t key[RECORD_KEY_BYTES];
+    static const char *const prefixes[] = {"ffn.", "ffn.1."};
+
+    atomic_store(&stalled, false);
+    net_start_many(nodes, 3);
+    struct handler_config config = config_of(&nodes[1], 7001);
+    config.expert_load = load_unless_stalled;
+    struct handler *h = start(&config, two_experts, 2);
+    assert_true(handler_wait_first_round(h, net_deadline()));
+    for (size_t i = 0; i < 2; i++) {
+        record_key_prefix(swarm_record(nodes[1].swarm), prefixes[i], nodes[1].identity.peer_id,
+                          key);
+        read_key(&f, &nodes[2], key);
+        size_t told = 0;
+        for (size_t n = 0; n < f.count; n++) {
+            bool lists = f.records[n].prefix.coord_count > 0; /* the others are bells */
+            assert_int_equal(f.records[n].prefix.load.queued_tasks, lists ? 6 : 0);
+            told += lists;
+        }
+        assert_int_equal(told, 1);
+        free_found(&f);
+    }
+    finish(h);
+    net_stop_many(nodes, 3);
+}
+
 static void a_stalled_expert_is_withdrawn_and_comes_back(void **state)
 {
     (void)state;
@@ -493,6 +525,7 @@ int main(void)
         cmocka_unit_test(the_goodbye_outlives_the_record_it_withdraws),
         cmocka_unit_test(a_restart_at_a_new_port_wins),
         cmocka_unit_test(a_restart_with_the_clock_set_back_wins_too),
+        cmocka_unit_test(prefixes_tell_the_load_of_the_node),
         cmocka_unit_test(a_stalled_expert_is_withdrawn_and_comes_back),
         cmocka_unit_test(rounds_replace_their_records_in_place),
         cmocka_unit_test(nothing_is_published_before_there_is_an_endpoint),

@@ -27,6 +27,7 @@ static void put(struct collection *c, const struct said *said)
                    .endpoints = {{.host = "192.0.2.7", .port = said->peer}},
                    .parts = 1,
                    .depth = said->depth,
+                   .load = {.queued_tasks = 10u * said->peer},
                    .coord_count = said->coord_count,
                    .below_len = said->below_len},
     };
@@ -96,6 +97,7 @@ static void the_words_of_all_nodes_are_joined(void **state)
     assert_int_equal(found[0].endpoints[0].port, 2);
     assert_string_equal(found[0].endpoints[0].host, "192.0.2.7");
     assert_int_equal(found[0].expires_at, NOW + 90);
+    assert_int_equal(found[0].load.queued_tasks, 20);
     prefix_view_unref(of_0);
     prefix_view_unref(of_5);
     prefix_view_unref(of_6);

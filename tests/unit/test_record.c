@@ -2,6 +2,7 @@
  */
 #include "unit.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -182,6 +183,7 @@ static void prefix_survives_the_round_trip(void **state)
     in.prefix.part = 2;
     in.prefix.parts = 3;
     in.prefix.depth = 2;
+    in.prefix.load = (struct record_load){.examples_per_s = 2.5, .queued_tasks = 70000};
     struct bytes data = encode(&in, &open_swarm, key);
     assert_int_equal(decode(&out, &data, &open_swarm, key), SKEP_OK);
     assert_string_equal(out.prefix.prefix, "ffn.3.");
@@ -191,6 +193,8 @@ static void prefix_survives_the_round_trip(void **state)
     assert_int_equal(out.prefix.coord_count, 5);
     assert_memory_equal(out.prefix.coords, coords, sizeof(coords));
     assert_int_equal(out.prefix.below_len, 0);
+    assert_true(out.prefix.load.examples_per_s == 2.5);
+    assert_int_equal(out.prefix.load.queued_tasks, 70000);
     assert_true(record_value_id(&out) == record_value_id(&in));
     record_free(&out);
     bytes_free(&data);
@@ -215,6 +219,33 @@ static void what_is_below_survives_the_round_trip(void **state)
     assert_memory_equal(out.prefix.below, below, sizeof(below));
     record_free(&out);
     bytes_free(&data);
+}
+
+/* There are many of them: a node that idles adds nothing, and a rate of nonsense is no load. */
+static void a_prefix_says_its_load_only_if_there_is_one(void **state)
+{
+    (void)state;
+    int64_t coords[] = {1, 7};
+    struct record in = prefix_record(coords, 2), out;
+    uint8_t key[RECORD_KEY_BYTES];
+    struct bytes data = encode(&in, &open_swarm, key), refused = {0};
+
+    assert_null(memmem(data.data, data.len, "load", 4));
+    assert_int_equal(decode(&out, &data, &open_swarm, key), SKEP_OK);
+    assert_int_equal(out.prefix.load.queued_tasks, 0);
+    record_free(&out);
+    bytes_free(&data);
+    in.prefix.load.queued_tasks = 1;
+    data = encode(&in, &open_swarm, key);
+    assert_non_null(memmem(data.data, data.len, "load", 4));
+    assert_int_equal(decode(&out, &data, &open_swarm, key), SKEP_OK);
+    assert_int_equal(out.prefix.load.queued_tasks, 1);
+    record_free(&out);
+    bytes_free(&data);
+    in.prefix.load.examples_per_s = (double)INFINITY;
+    assert_int_equal(record_encode(&in, &publisher, &open_swarm, key, &refused, NULL),
+                     SKEP_INVALID_ARGUMENT);
+    assert_null(refused.data);
 }
 
 /* Before sending, and well signed on arrival. */
@@ -518,18 +549,16 @@ static void unknown_versions_and_kinds_are_refused(void **state)
 }
 
 /* Every field of a well-signed body, replaced by a value of another type. */
-static void body_fields_of_other_types_are_refused(void **state)
+static void expect_field_refused(const struct record *in, const char *const *names, size_t count)
 {
-    (void)state;
-    static const char *const names[] = {"uid", "endpoints", "class", "schema", "features", "load"};
-    struct record out, in = expert_record();
+    struct record out;
     uint8_t key[RECORD_KEY_BYTES];
 
-    key_of(&in, &open_swarm, key);
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+    key_of(in, &open_swarm, key);
+    for (size_t i = 0; i < count; i++) {
         struct bytes whole = {0}, body = {0};
         msgpack_packer pk;
-        assert_true(body_pack(&in, &whole));
+        assert_true(body_pack(in, &whole));
         /* The first of two equal names wins, so the wrong one is put in front. */
         uint8_t head = (uint8_t)(whole.data[0] + 1);
         assert_true(bytes_append(&body, &head, 1));
@@ -537,12 +566,26 @@ static void body_fields_of_other_types_are_refused(void **state)
         mp_pack_str(&pk, names[i]);
         msgpack_pack_map(&pk, 0);
         assert_true(bytes_append(&body, whole.data + 1, whole.len - 1));
-        struct bytes data = forge(&publisher, RECORD_EXPERT, in.seq, in.expires_at, &body, key);
+        struct bytes data = forge(&publisher, in->kind, in->seq, in->expires_at, &body, key);
         assert_int_equal(decode(&out, &data, &open_swarm, key), SKEP_DATA_LOSS);
         bytes_free(&data);
         bytes_free(&body);
         bytes_free(&whole);
     }
+}
+
+static void body_fields_of_other_types_are_refused(void **state)
+{
+    (void)state;
+    static const char *const of_expert[] = {"uid",    "endpoints", "class",
+                                            "schema", "features",  "load"};
+    static const char *const of_prefix[] = {"prefix", "endpoints", "features", "part", "parts",
+                                            "depth",  "coords",    "below",    "load"};
+    int64_t coords[] = {1, 7};
+    const struct record expert = expert_record(), prefix = prefix_record(coords, 2);
+
+    expect_field_refused(&expert, of_expert, sizeof(of_expert) / sizeof(of_expert[0]));
+    expect_field_refused(&prefix, of_prefix, sizeof(of_prefix) / sizeof(of_prefix[0]));
 }
 
 static const char *const undialable[] = {"",          "0.0.0.0", "::",        "::ffff:0.0.0.0",
@@ -864,6 +907,7 @@ int main(void)
         cmocka_unit_test(expert_survives_the_round_trip),
         cmocka_unit_test(prefix_survives_the_round_trip),
         cmocka_unit_test(what_is_below_survives_the_round_trip),
+        cmocka_unit_test(a_prefix_says_its_load_only_if_there_is_one),
         cmocka_unit_test(what_is_below_must_fit_what_is_listed),
         cmocka_unit_test(empty_prefix_is_a_withdrawal),
         cmocka_unit_test(node_survives_the_round_trip_under_both_of_its_keys),

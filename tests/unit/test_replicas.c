@@ -2,13 +2,14 @@
  * one is slow, loaded, or dies at any moment of a call. */
 #include "moe_net.h"
 
+#include <skep/watch.h>
 #include "client/client_internal.h"
 
 enum { NODES = 2, WIDTH = 6, HEDGE_MS = 100 };
 
 /* What the experts are for. */
-enum { PLAIN, LOADED, EXPERTS };
-static const char *const uids[EXPERTS] = {"rep.0", "rep.1"};
+enum { PLAIN, LOADED, IN_GRID, EXPERTS };
+static const char *const uids[EXPERTS] = {"rep.0", "rep.1", "rep.2.0"};
 
 static struct fake_node nodes[NODES];
 static struct fake_expert experts[NODES][EXPERTS];
@@ -24,7 +25,7 @@ static int start_swarm(void **state)
             snprintf(experts[n][i].uid, sizeof(experts[n][i].uid), "%s", uids[i]);
             experts[n][i].a = 1.0;
         }
-        experts[n][LOADED].queued_tasks = n == 0 ? 50 : 0;
+        experts[n][LOADED].queued_tasks = experts[n][IN_GRID].queued_tasks = n == 0 ? 50 : 0;
         fake_start(&nodes[n], n > 0 ? net_port(&nodes[0].net) : 0, experts[n], EXPERTS);
         peer_id_hex(nodes[n].net.identity.peer_id, peer_ids[n]);
     }
@@ -380,15 +381,81 @@ static void one_slow_replica_does_not_set_the_pace(void **state)
     scene_end(&s);
 }
 
+static void expect_loaded_asked_less(struct scene *s, size_t expert)
+{
+    call_many(s, &nodes[0]);
+    if (calls_of(&experts[0][expert]) > CALLS / 4)
+        fail_msg("%s: %u of %d calls went to the loaded node", uids[expert],
+                 calls_of(&experts[0][expert]), CALLS);
+}
+
 static void a_loaded_replica_is_asked_less(void **state)
 {
     (void)state;
     struct scene s = scene_new(LOADED);
 
-    call_many(&s, &nodes[0]);
-    if (calls_of(&experts[0][LOADED]) > CALLS / 4)
-        fail_msg("%u of %d calls went to the loaded node", calls_of(&experts[0][LOADED]), CALLS);
+    expect_loaded_asked_less(&s, LOADED);
     scene_end(&s);
+}
+
+static void a_loaded_replica_is_asked_less_under_a_watch(void **state)
+{
+    (void)state;
+    struct scene s = scene_new(LOADED);
+    struct skep_watch *watch;
+    struct skep_error err;
+
+    skep_remote_expert_free(s.expert);
+    if (skep_watch_new(s.client, "rep.", NULL, NULL, &watch, &err) != SKEP_OK ||
+        skep_watch_wait_ready(watch, FAKE_PATIENCE_MS, &err) != SKEP_OK ||
+        skep_client_find(s.client, uids[LOADED], FAKE_PATIENCE_MS, &s.expert, &err) != SKEP_OK)
+        fail_msg("%s", err.message);
+    assert_int_equal(skep_remote_expert_providers(s.expert, NULL, 0), NODES);
+    expect_loaded_asked_less(&s, LOADED);
+    skep_watch_free(watch);
+    scene_end(&s);
+}
+
+/* What a search returns knows of both nodes and of their load, also if it has looked up the expert,
+ * which ends with the first answer. */
+static void a_loaded_replica_is_asked_less_after_a_search(void **state)
+{
+    (void)state;
+    const struct skep_grid grid = {.prefix = "rep.", .dims = 2, .sizes = {3, 1}};
+    struct skep_beam_options options;
+    DLManagedTensor *scores[2];
+    int64_t shapes[2][2] = {{1, 3}, {1, 1}};
+
+    for (size_t d = 0; d < 2; d++) {
+        assert_int_equal(skep_tensor_new(DTYPE_F32, 2, shapes[d], &scores[d], NULL), SKEP_OK);
+        memset(skep_tensor_data(&scores[d]->dl_tensor), 0, (d == 0 ? 3 : 1) * sizeof(float));
+    }
+    const DLTensor *const views[] = {&scores[0]->dl_tensor, &scores[1]->dl_tensor};
+    skep_beam_options_init(&options);
+    options.k = 1;
+    for (int unchecked = 0; unchecked < 2; unchecked++) {
+        struct scene s = scene_new(IN_GRID);
+        struct skep_client *cold = fake_client(net_port(&nodes[0].net));
+        struct skep_remote_expert *found = s.expert;
+        struct skep_beam_search *search;
+        struct skep_beam_hit hit;
+        struct skep_error err;
+        options.unchecked = unchecked;
+        if (skep_beam_search_run(cold, &grid, views, &options, &search, &err) != SKEP_OK)
+            fail_msg("%s", err.message);
+        assert_true(skep_beam_search_hit(search, 0, 0, &hit));
+        assert_string_equal(hit.uid, uids[IN_GRID]);
+        assert_int_equal(skep_remote_expert_providers(hit.expert, NULL, 0), NODES);
+        s.expert = hit.expert;
+        expect_loaded_asked_less(&s, IN_GRID);
+        s.expert = found;
+        skep_beam_search_free(search);
+        skep_client_free(cold);
+        scene_end(&s);
+        all_good(NULL);
+    }
+    for (size_t d = 0; d < 2; d++)
+        skep_tensor_free(scores[d]);
 }
 
 static void calls_at_once_are_spread_evenly(void **state)
@@ -545,6 +612,8 @@ int main(void)
         TEST(a_mixture_hedges_as_it_is_told),
         TEST(one_slow_replica_does_not_set_the_pace),
         TEST(a_loaded_replica_is_asked_less),
+        TEST(a_loaded_replica_is_asked_less_under_a_watch),
+        TEST(a_loaded_replica_is_asked_less_after_a_search),
         TEST(calls_at_once_are_spread_evenly),
         TEST(a_bad_peer_id_is_refused),
         TEST(a_backward_that_was_not_sent_goes_elsewhere),
