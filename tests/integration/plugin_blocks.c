@@ -1,12 +1,13 @@
 /* Class "blocks": y = w x, but a pass whose first number is 13 makes the file that
  * SKEP_TEST_ENTERED names, then opens the FIFO of SKEP_TEST_FIFO: that blocks until somebody writes
- * there, or for ever. */
+ * there, or for ever. One whose first number is 14 opens another, of that name with "2" behind. */
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <skep/plugin.h>
 #include <unistd.h>
 
-static const float blocks_at = 13.0f;
+static const float blocks_at = 13.0f, blocks_elsewhere_at = 14.0f;
 
 static skep_status create(const struct skep_expert_options *options, void **state,
                           struct skep_error *err)
@@ -60,11 +61,14 @@ static void block_if_told(const float *x)
 {
     const char *entered = getenv("SKEP_TEST_ENTERED");
     const char *fifo = getenv("SKEP_TEST_FIFO");
+    bool elsewhere = x[0] == blocks_elsewhere_at;
+    char path[4096];
 
-    if (x[0] != blocks_at || entered == NULL || fifo == NULL)
+    if ((x[0] != blocks_at && !elsewhere) || entered == NULL || fifo == NULL)
         return;
     open_once(entered, O_WRONLY | O_CREAT);
-    open_once(fifo, O_RDONLY);
+    snprintf(path, sizeof(path), "%s%s", fifo, elsewhere ? "2" : "");
+    open_once(path, O_RDONLY);
 }
 
 static int64_t elements(const DLTensor *t)

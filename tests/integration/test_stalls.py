@@ -14,7 +14,7 @@ HIDDEN = 4
 class Stalling:
     """A node of two experts, and what to send them: 13 in front blocks the pass."""
 
-    def __init__(self, swarm, *arguments):
+    def __init__(self, swarm, *arguments, stall_ms=1500 * PATIENCE):
         self.fifo, self.entered = swarm.path("fifo"), swarm.path("entered")
         os.mkfifo(self.fifo)
         self.good, self.bad, self.out, self.other = (
@@ -23,7 +23,7 @@ class Stalling:
         write_npy(self.bad, (1, HIDDEN), [13, 2, 3, 4])
         self.peer = swarm.bootstrap().peer
         self.node = swarm.node("node", ["b.0", "b.1"], [self.peer], "--plugin", PLUGIN,
-                               "--stall-timeout", "%dms" % (1500 * PATIENCE), "--drain-timeout",
+                               "--stall-timeout", "%dms" % stall_ms, "--drain-timeout",
                                "1s", *arguments, cls="blocks", hidden=HIDDEN,
                                environment={"SKEP_TEST_FIFO": self.fifo,
                                             "SKEP_TEST_ENTERED": self.entered})
@@ -55,9 +55,9 @@ class Stalling:
         second = self.start_call("--input", self.good)
         return first, second
 
-    def release(self):
+    def release(self, more=""):
         """Lets the pass go on."""
-        os.close(os.open(self.fifo, os.O_WRONLY))
+        os.close(os.open(self.fifo + more, os.O_WRONLY))
 
     def serves(self, uid):
         call(uid, "--input", self.good, "--grad", self.good, "--output", self.out, node=self.node)
@@ -117,6 +117,33 @@ def case_an_expert_that_comes_back_is_published_again():
         until_found(s.peer, "b.0", s.node)
         assert s.node.stop() == 0
         assert "an expert is still at work" not in s.node.read_log()
+
+
+def case_who_leases_the_node_goes_before_those_who_came_first():
+    """A pass is under way and one waits that would block too: if that went first, the holder would
+    have no answer."""
+    with Swarm() as swarm, Stalling(swarm, "--tracker-key", "k", "--max-batch-size", "1",
+                                    stall_ms=0) as s:
+        def until_waiting(count):
+            until(lambda: call("b.0", node=s.node)["queued_tasks"] == count, 20,
+                  "%d calls wait" % count)
+        os.mkfifo(s.fifo + "2")
+        blocks_too = swarm.path("too.npy")
+        write_npy(blocks_too, (1, HIDDEN), [14, 2, 3, 4])
+        blocking = s.start_call("--input", s.bad)
+        until(lambda: os.path.exists(s.entered), 20, "a pass that blocks")
+        waiting = s.start_call("--input", blocks_too)
+        until_waiting(1)
+        host, port = s.node.facts["tracker"].rsplit(":", 1)
+        got = json.loads(run("query-tracker", "--host", host, "--port", port, "--request", "k",
+                             "--json")[0])
+        holder = s.start_call("--input", s.good, "--match-key", got["match_key"])
+        until_waiting(2)
+        s.release()
+        assert ended(holder) == (0, "")
+        assert waiting.poll() is None
+        s.release("2")
+        assert ended(blocking) == (0, "") and ended(waiting) == (0, "")
 
 
 main(globals())
