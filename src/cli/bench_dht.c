@@ -3,8 +3,9 @@
  *
  * Baseline of the same run: a bare OpenDHT get, from the call until its first value is there. Each
  * key is asked for once, because OpenDHT remembers for minutes whom it asked about a key; keys are
- * used by turns for the lookup and for the baseline. Then a quarter of the peers is killed and the
- * same is measured with keys that were not asked for yet.
+ * used by turns for the lookup and for the baseline. Many UIDs at once are compared with as many
+ * bare gets, by peers of their own. Then a quarter of the peers is killed and single lookups are
+ * measured with keys that were not asked for yet.
  *
  * With --num-experts: experts of a grid instead, see bench_batches.h.
  */
@@ -195,16 +196,21 @@ static skep_status measure(struct bench *b, const char *name, struct skep_error 
     return rc;
 }
 
-/* Many UIDs at once, through a peer of its own: thousands of searches that OpenDHT keeps for
- * minutes would slow the lookups that are measured after it. */
-static skep_status measure_bulk(struct bench *b, struct skep_error *err)
+/* ---- many UIDs at once ---- */
+
+struct bulk {
+    double rate;    /* a second */
+    double missing; /* not found */
+};
+
+/* Through a peer of its own: thousands of searches that OpenDHT keeps for minutes would slow the
+ * lookups that are measured after it. */
+static skep_status look_up_bulk(struct bench *b, struct bulk *out, struct skep_error *err)
 {
     struct swarm *swarm = NULL;
     char(*uids)[32] = mem_calloc(b->bulk, sizeof(*uids));
     const char **list = mem_calloc(b->bulk, sizeof(*list));
     struct lookup_result *results = mem_calloc(b->bulk, sizeof(*results));
-    double rate, missing = 0;
-    char text[BENCH_CASE_BYTES];
     skep_status rc = SKEP_OK;
 
     if (uids == NULL || list == NULL || results == NULL) {
@@ -214,7 +220,6 @@ static skep_status measure_bulk(struct bench *b, struct skep_error *err)
     rc = join(b, &swarm, err);
     if (rc != SKEP_OK)
         goto out;
-    progress_set(&b->progress, b->steps++, "bulk");
     for (size_t i = 0; i < b->bulk; i++) {
         snprintf(uids[i], sizeof(uids[i]), "bench.%zu", b->next_key++);
         list[i] = uids[i];
@@ -222,15 +227,10 @@ static skep_status measure_bulk(struct bench *b, struct skep_error *err)
     uint64_t start_ns = bench_now_ns();
     rc = directory_get_wait(swarm_directory(swarm), list, b->bulk, DIRECTORY_FRESH,
                             clock_deadline_us(6 * LOOKUP_MS), results, err);
-    rate = (double)b->bulk * 1e9 / (double)(bench_now_ns() - start_ns);
+    out->rate = (double)b->bulk * 1e9 / (double)(bench_now_ns() - start_ns);
+    out->missing = 0;
     for (size_t i = 0; i < b->bulk; i++)
-        missing += results[i].status != SKEP_OK;
-    snprintf(text, sizeof(text), "%zu UIDs at once, uncached", b->bulk);
-    if (rc == SKEP_OK)
-        rc = bench_report_add(&b->report, "dht", text, "lookups/s", &rate, 1, NULL, 0, err);
-    snprintf(text, sizeof(text), "%zu UIDs at once, not found", b->bulk);
-    if (rc == SKEP_OK)
-        rc = bench_report_add(&b->report, "dht", text, "UIDs", &missing, 1, NULL, 0, err);
+        out->missing += results[i].status != SKEP_OK;
 
 out:
     swarm_leave(swarm, 0);
@@ -240,11 +240,71 @@ out:
     return rc;
 }
 
+/* The same of as many other keys by bare gets, through another peer. */
+static skep_status bare_bulk(struct bench *b, struct bulk *out, struct skep_error *err)
+{
+    struct swarm *swarm = NULL;
+    uint8_t *keys = mem_calloc(b->bulk, RECORD_KEY_BYTES);
+    uint64_t elapsed_ns;
+    size_t found;
+    skep_status rc = SKEP_OK;
+
+    if (keys == NULL)
+        return error_no_memory(err, "bare gets", b->bulk * RECORD_KEY_BYTES);
+    rc = join(b, &swarm, err);
+    if (rc != SKEP_OK)
+        goto out;
+    for (size_t i = 0; i < b->bulk; i++) {
+        char uid[UID_BYTES];
+        snprintf(uid, sizeof(uid), "bench.%zu", b->next_key++);
+        record_key_expert(swarm_record(swarm), uid, keys + i * RECORD_KEY_BYTES);
+    }
+    rc = bench_bare_get_many(swarm, keys, b->bulk, &elapsed_ns, &found, err);
+    if (rc != SKEP_OK)
+        goto out;
+    out->rate = (double)b->bulk * 1e9 / (double)elapsed_ns;
+    out->missing = (double)(b->bulk - found);
+
+out:
+    swarm_leave(swarm, 0);
+    mem_free(keys);
+    return rc;
+}
+
+static skep_status measure_bulk(struct bench *b, struct skep_error *err)
+{
+    double rates[MAX_RUNS], missing[MAX_RUNS], bare_rates[MAX_RUNS], bare_missing[MAX_RUNS];
+    char text[BENCH_CASE_BYTES];
+    skep_status rc = SKEP_OK;
+
+    for (size_t run = 0; run < b->runs && rc == SKEP_OK; run++) {
+        struct bulk bulk = {0}, bare = {0};
+        progress_set(&b->progress, b->steps++, "bulk");
+        rc = look_up_bulk(b, &bulk, err);
+        if (rc == SKEP_OK)
+            rc = bare_bulk(b, &bare, err);
+        if (rc != SKEP_OK)
+            return rc;
+        rates[run] = bulk.rate;
+        missing[run] = bulk.missing;
+        bare_rates[run] = bare.rate;
+        bare_missing[run] = bare.missing;
+    }
+    snprintf(text, sizeof(text), "%zu UIDs at once, uncached", b->bulk);
+    rc = bench_report_add(&b->report, "dht", text, "lookups/s", rates, b->runs, bare_rates, b->runs,
+                          err);
+    snprintf(text, sizeof(text), "%zu UIDs at once, not found", b->bulk);
+    if (rc == SKEP_OK)
+        rc = bench_report_add(&b->report, "dht", text, "UIDs", missing, b->runs, bare_missing,
+                              b->runs, err);
+    return rc;
+}
+
 /* ---- the whole ---- */
 
 static size_t keys_needed(const struct bench *b)
 {
-    return WARMUP + 2 * 2 * b->lookups * b->runs + b->bulk;
+    return WARMUP + 2 * 2 * b->lookups * b->runs + 2 * b->bulk * b->runs;
 }
 
 static void warm_up(struct bench *b)
@@ -319,7 +379,7 @@ int bench_dht(int argc, char **argv)
         .batch_size = (size_t)options_int(&o, "expert-batch-size"),
     };
     progress_start(&b.progress, "bench dht",
-                   grid.experts > 0 ? bench_batches_steps(&grid) : 2 + 2 * b.runs, json, stderr);
+                   grid.experts > 0 ? bench_batches_steps(&grid) : 1 + 3 * b.runs, json, stderr);
     skep_status rc = grid.experts > 0 ? bench_batches_run(&grid, &b.report, &b.progress, &err)
                                       : measure_all(&b, &err);
     progress_end(&b.progress, NULL);

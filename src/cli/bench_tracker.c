@@ -4,6 +4,7 @@
  * bytes made beforehand, and neither parses nor schedules; for what is measured beside SUMMARY, the
  * same without.
  */
+#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -62,6 +63,8 @@ static const struct option_table table = {
 
 struct runs {
     double rate[MAX_RUNS], median[MAX_RUNS], p99[MAX_RUNS], longest[MAX_RUNS], one[MAX_RUNS];
+    double summary[MAX_RUNS], summary_longest[MAX_RUNS];
+    uint64_t summary_bytes;
 };
 
 struct bench {
@@ -106,6 +109,20 @@ static skep_status connect_all(struct bench *b, uint16_t port, struct skep_error
     return rc;
 }
 
+/* With nothing else going on. */
+static skep_status measure_summaries(struct bench *b, struct runs *out, size_t run,
+                                     struct skep_error *err)
+{
+    bench_samples_clear(&b->summary);
+    skep_status rc = bench_load_summaries(&b->load, SUMMARIES, &b->summary, err);
+    struct bench_summary s = bench_samples_summarize(&b->summary);
+
+    out->summary[run] = s.median / 1e6;
+    out->summary_longest[run] = s.max / 1e6;
+    out->summary_bytes = b->load.summary_bytes;
+    return rc;
+}
+
 static skep_status measure_side(struct bench *b, uint16_t port, struct runs *out, size_t run,
                                 struct skep_error *err)
 {
@@ -122,6 +139,8 @@ static skep_status measure_side(struct bench *b, uint16_t port, struct runs *out
     if (rc == SKEP_OK)
         rc = bench_load_run(&b->load, 1, b->pairs / ONE_CLIENT_PAIRS, NULL, NULL, &out->one[run],
                             err);
+    if (rc == SKEP_OK)
+        rc = measure_summaries(b, out, run, err);
     return rc;
 }
 
@@ -161,12 +180,6 @@ static skep_status add(struct bench *b, const char *what, const char *unit, doub
                             baselines != NULL ? b->runs : 0, err);
 }
 
-static skep_status add_one(struct bench *b, const char *name, const char *unit, double value,
-                           struct skep_error *err)
-{
-    return bench_report_add(&b->report, "tracker", name, unit, &value, 1, NULL, 0, err);
-}
-
 static skep_status report_runs(struct bench *b, struct skep_error *err)
 {
     skep_status rc = add(b, "REQUEST and PUT pairs", "pairs/s", b->ours.rate, b->theirs.rate, err);
@@ -190,20 +203,24 @@ static skep_status report_runs(struct bench *b, struct skep_error *err)
 static skep_status report_rest(struct bench *b, struct skep_error *err)
 {
     char name[BENCH_CASE_BYTES];
+    double resident_mib = bench_node_resident_mib(&b->tracker);
+    skep_status rc = SKEP_OK;
 
-    bench_samples_clear(&b->summary);
-    progress_set(&b->progress, b->steps++, "summaries");
-    skep_status rc = bench_load_summaries(&b->load, SUMMARIES, &b->summary, err);
-    struct bench_summary s = bench_samples_summarize(&b->summary);
+    /* Else the two would not be of the same. */
+    if (b->ours.summary_bytes != b->theirs.summary_bytes)
+        rc = error_set(err, SKEP_INTERNAL, "SUMMARY: %" PRIu64 " bytes, the baseline's %" PRIu64,
+                       b->ours.summary_bytes, b->theirs.summary_bytes);
     snprintf(name, sizeof(name), "SUMMARY, %zu servers", b->servers);
     if (rc == SKEP_OK)
-        rc = add_one(b, name, "ms", s.median / 1e6, err);
+        rc = bench_report_add(&b->report, "tracker", name, "ms", b->ours.summary, b->runs,
+                              b->theirs.summary, b->runs, err);
     snprintf(name, sizeof(name), "SUMMARY, %zu servers, longest of %d", b->servers, SUMMARIES);
     if (rc == SKEP_OK)
-        rc = add_one(b, name, "ms", s.max / 1e6, err);
+        rc = bench_report_add(&b->report, "tracker", name, "ms", b->ours.summary_longest, b->runs,
+                              b->theirs.summary_longest, b->runs, err);
     snprintf(name, sizeof(name), "resident memory, %zu connections", b->servers + b->clients + 1);
     if (rc == SKEP_OK)
-        rc = add_one(b, name, "MiB", bench_node_resident_mib(&b->tracker), err);
+        rc = bench_report_add(&b->report, "tracker", name, "MiB", &resident_mib, 1, NULL, 0, err);
     return rc;
 }
 
@@ -232,7 +249,7 @@ int bench_tracker(int argc, char **argv)
         .pairs = (uint64_t)options_int(&o, "num-pairs"),
         .runs = (size_t)options_int(&o, "runs"),
     };
-    progress_start(&b.progress, "bench tracker", 2 + b.runs, json, stderr);
+    progress_start(&b.progress, "bench tracker", 1 + b.runs, json, stderr);
     skep_status rc = bench_samples_reserve(&b.latency, b.pairs, &err);
     if (rc == SKEP_OK)
         rc = start_all(&b, &err);

@@ -31,6 +31,9 @@ enum {
 };
 
 static const char match_prefix[] = "\"bench:";
+/* As a tracker tells of a server that registered as these do. */
+static const char echoed_info[] = "{\"key\": \"server:bench\", \"addr\": [\"127.0.0.1\", 9090]}";
+enum { INFO_BYTES = sizeof(echoed_info) - 1 };
 
 struct load_peer {
     int fd;
@@ -253,6 +256,7 @@ static bool take_summary(struct bench_load *load, struct load_peer *watcher)
         return true;
     bench_samples_add(load->summary, bench_now_ns() - watcher->start_ns);
     load->next_summary_ns = bench_now_ns() + SUMMARY_PAUSE_NS;
+    load->summary_bytes = watcher->summary_len;
     return watcher->summary_have == watcher->summary_len;
 }
 
@@ -324,8 +328,24 @@ skep_status bench_load_summaries(struct bench_load *load, size_t count,
 
 /* ---- the baseline ---- */
 
+/* What a tracker with these servers, all of them free, answers to SUMMARY. */
+static bool write_summary(struct bytes *out, size_t servers)
+{
+    char head[128];
+    size_t start;
+    int len = snprintf(head, sizeof(head),
+                       "[0, {\"queue_info\": {\"bench\": {\"free\": %zu, \"pending\": 0}}, "
+                       "\"server_info\": [",
+                       servers);
+    bool ok = tracker_message_begin(out, &start) && bytes_append(out, head, (size_t)len);
+
+    for (size_t i = 0; i < servers && ok; i++)
+        ok = (i == 0 || bytes_append(out, ", ", 2)) && bytes_append(out, echoed_info, INFO_BYTES);
+    return ok && bytes_append(out, "]}]", 3) && tracker_message_end(out, start);
+}
+
 /* Answers what one read has brought; every message here fits in one. */
-static void echo(int fd, size_t servers, size_t *next)
+static void echo(int fd, size_t servers, const struct bytes *summary, size_t *next)
 {
     uint8_t in[4096];
     struct bytes out = {0};
@@ -349,6 +369,8 @@ static void echo(int fd, size_t servers, size_t *next)
             int size = snprintf(text, sizeof(text), "[0, [\"127.0.0.1\", 9090, \"bench:%zu.1\"]]",
                                 (*next)++ % servers);
             tracker_write_message(&out, text, (size_t)size);
+        } else if (in[at + 5] == '6') {
+            bytes_append(&out, summary->data, summary->len);
         } else {
             tracker_write_message(&out, "0", 1);
         }
@@ -365,13 +387,16 @@ static void echo_for_ever(int listener, size_t servers)
     int epoll = epoll_create1(EPOLL_CLOEXEC);
     int on = 1;
     size_t next = 0;
+    struct bytes summary = {0};
 
+    if (!write_summary(&summary, servers))
+        return;
     epoll_ctl(epoll, EPOLL_CTL_ADD, listener, &first);
     for (;;) {
         int count = epoll_wait(epoll, events, EVENTS, -1);
         for (int i = 0; i < count; i++) {
             if (events[i].data.fd != listener) {
-                echo(events[i].data.fd, servers, &next);
+                echo(events[i].data.fd, servers, &summary, &next);
                 continue;
             }
             int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);

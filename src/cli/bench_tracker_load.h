@@ -27,6 +27,7 @@ struct bench_load {
     struct bench_samples *latency; /* of each REQUEST; may be NULL */
     struct bench_samples *summary; /* of each SUMMARY; NULL: none is asked for */
     uint64_t next_summary_ns;
+    uint64_t summary_bytes; /* of the last one, with its length */
 };
 
 /* Connects and registers them all with what listens on 127.0.0.1:port.
@@ -51,7 +52,8 @@ void bench_load_close(struct bench_load *load); /* zeroed is allowed */
 
 /*
  * The baseline: a process that answers every message at once with bytes made beforehand, without
- * reading what it says but for its code. @param pid  to be killed and waited for by the caller.
+ * reading what it says but for its code: SUMMARY with as many as a tracker would. @param pid  to be
+ * killed and waited for by the caller.
  */
 SKEP_MUST_CHECK skep_status bench_tracker_echo(size_t servers, uint16_t *port, pid_t *pid,
                                                struct skep_error *err);

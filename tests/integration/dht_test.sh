@@ -81,6 +81,8 @@ stop first "$first_pid" TERM
 for word in '"bench"' '"ratio"' 'lookups/s' 'killed'; do
     grep -qF -- "$word" "$work/bench" || fail "bench dht printed no $word"
 done
+grep '20 UIDs at once, uncached' "$work/bench" | grep -q '"baseline": [1-9]' ||
+    fail "bench dht compared its bulk lookups with nothing"
 "$skep" bench moe --num-peers 4 --grid-size 3 --runs 1 --num-searches 1 --num-batches 2 --num-passes 2 \
     --json >"$work/bench" || fail "bench moe failed"
 for word in '"ratio"' 'beam search, 27 experts, cold, 4 peers' 'watched' 'forward, 64 samples'; do

@@ -437,4 +437,16 @@ def case_the_table_cannot_drive_a_terminal():
             assert "\x1b" not in out and "\u009b" not in out and "?[2J?" in out, out
 
 
+def case_a_measurement_stands_beside_its_baseline():
+    """How fast is no matter here; the benchmark itself fails if the two do not carry the same."""
+    out, _ = run("bench", "tracker", "--num-servers", "100", "--num-clients", "4", "--num-pairs",
+                 "1000", "--runs", "2", "--json", seconds=120)
+    rows = json.loads(out)
+    assert sum(row["case"].startswith("SUMMARY, 100 servers") for row in rows) == 2, rows
+    for row in rows:
+        assert row["value"] > 0, row
+        if not row["case"].startswith("resident memory"):
+            assert row["baseline"] > 0 and row["ratio"] > 0 and row["runs"] == 2, row
+
+
 main(globals())
