@@ -13,13 +13,37 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
+
+enum {
+    EXIT_INTERRUPTED = 130, /* as of a shell's command that Ctrl-C has ended */
+    GRACE_S = 3,            /* for ending in order */
+};
 
 volatile sig_atomic_t interrupted;
 
+/* The first signal asks for an end in order. A second one, or the alarm where that takes too long
+ * (a pass through the mixture cannot be called back, and nodes may hang), ends it at once. */
 static void on_signal(int number)
 {
-    (void)number;
+    static const char words[] = "\ninterrupted\n";
+
+    if (interrupted || number == SIGALRM) {
+        ssize_t written = write(STDOUT_FILENO, words, sizeof(words) - 1);
+        (void)written; /* it ends either way */
+        _exit(EXIT_INTERRUPTED);
+    }
     interrupted = 1;
+    alarm(GRACE_S);
+}
+
+static void catch_signals(void)
+{
+    struct sigaction action = {.sa_handler = on_signal};
+
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGALRM, &action, NULL);
 }
 
 int complain(const struct skep_error *err)
@@ -47,6 +71,25 @@ DLTensor matrix(float *data, int64_t shape[static 2])
     };
 }
 
+static bool wait_joined(struct skep_client *client, const struct settings *s)
+{
+    struct skep_error err;
+
+    for (int waited_ms = 0; waited_ms < JOIN_TIMEOUT_MS && !interrupted; waited_ms += LOOK_MS) {
+        skep_status rc = skep_client_wait_joined(client, LOOK_MS, &err);
+        if (rc == SKEP_OK)
+            return true;
+        if (rc != SKEP_DEADLINE_EXCEEDED) {
+            complain(&err);
+            return false;
+        }
+    }
+    if (!interrupted)
+        fprintf(stderr, "digits: no DHT peer of swarm %s has answered in %d s\n", s->swarm,
+                JOIN_TIMEOUT_MS / 1000);
+    return false;
+}
+
 static struct skep_client *join(const struct settings *s)
 {
     struct skep_client_options options;
@@ -58,9 +101,11 @@ static struct skep_client *join(const struct settings *s)
     options.initial_peer_count = s->peer_count;
     options.swarm = s->swarm;
     options.swarm_key_path = s->swarm_key;
-    if (skep_client_new(&options, &client, &err) != SKEP_OK ||
-        skep_client_wait_joined(client, JOIN_TIMEOUT_MS, &err) != SKEP_OK) {
+    if (skep_client_new(&options, &client, &err) != SKEP_OK) {
         complain(&err);
+        return NULL;
+    }
+    if (!wait_joined(client, s)) {
         skep_client_free(client);
         return NULL;
     }
@@ -88,7 +133,7 @@ static void usage(FILE *to)
             "                                    mixture (default 5, with --moe 2)\n"
             "  --progress FILE                   gets a line of JSON for each epoch\n"
             "\nExit codes: 0 the accuracy was reached, 1 it was not, 2 bad usage, 130 "
-            "interrupted.\n");
+            "interrupted (a second\nCtrl-C ends it at once).\n");
 }
 
 static bool parse_pattern(struct settings *s, char *text)
@@ -213,10 +258,7 @@ int main(int argc, char **argv)
 
     if (code != 0)
         return code - 1;
-    struct sigaction action = {.sa_handler = on_signal};
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-
+    catch_signals();
     code = 1;
     if (dataset_load(&data, settings.data))
         client = join(&settings);
@@ -228,5 +270,8 @@ int main(int argc, char **argv)
     }
     skep_client_free(client);
     dataset_fini(&data);
-    return code;
+    if (!interrupted)
+        return code;
+    printf("\ninterrupted\n");
+    return EXIT_INTERRUPTED;
 }

@@ -25,6 +25,7 @@ enum {
     BATCH = 32,       /* of training */
     TEST_BATCH = 128, /* of testing, and the most rows a model is given */
     JOIN_TIMEOUT_MS = 15000,
+    LOOK_MS = 100, /* how often a wait looks whether it was interrupted */
 };
 
 struct settings {
@@ -70,6 +71,8 @@ struct model *mixture_new(struct skep_client *client, const struct settings *s);
 /* Trains and tests; returns the exit code. */
 int training_run(struct model *model, const struct dataset *d, const struct settings *s);
 
+/* Set by SIGINT or SIGTERM: what is under way ends, in order as long as that takes no more than a
+ * few seconds (digits.c). */
 extern volatile sig_atomic_t interrupted;
 
 /* Says what went wrong; returns 1. */

@@ -16,6 +16,18 @@ struct mean {
     uint32_t timeout_ms;
 };
 
+/* Whether the call has ended in time; not if training is interrupted meanwhile. */
+static bool wait_call(const struct mean *m, struct skep_call *call)
+{
+    uint64_t waited_ms = 0;
+    bool ended = false;
+
+    /* A call ends by its timeout; this is only for one that does not. */
+    for (; !ended && !interrupted && waited_ms < 2 * (uint64_t)m->timeout_ms; waited_ms += LOOK_MS)
+        ended = skep_call_wait(call, LOOK_MS);
+    return ended;
+}
+
 /* One call to each expert at once; entry i of outputs is owned, NULL where the expert failed. */
 static size_t call_all(struct mean *m, float *x, float *grad, int rows,
                        DLManagedTensor *outputs[MAX_EXPERTS])
@@ -41,11 +53,11 @@ static size_t call_all(struct mean *m, float *x, float *grad, int rows,
             calls[i] = NULL;
     }
     for (size_t i = 0; i < m->expert_count; i++) {
-        struct skep_error err;
+        struct skep_error err = {.status = SKEP_DEADLINE_EXCEEDED, .message = "it does not end"};
         size_t count = 0;
         outputs[i] = NULL;
         m->calls[i]++;
-        if (calls[i] != NULL && skep_call_wait(calls[i], 2 * m->timeout_ms) &&
+        if (calls[i] != NULL && wait_call(m, calls[i]) &&
             skep_call_result(calls[i], &outputs[i], 1, &count, &err) == SKEP_OK && count == 1) {
             answered++;
         } else {
@@ -109,15 +121,16 @@ static bool find_experts(struct mean *m, struct skep_client *client, const struc
             count++;
         }
     }
-    if (skep_client_find_many(client, uids, count, JOIN_TIMEOUT_MS, found, NULL, &err) != SKEP_OK)
+    if (skep_client_find_many(client, uids, count, JOIN_TIMEOUT_MS, found, NULL, &err) != SKEP_OK &&
+        !interrupted)
         complain(&err);
     for (size_t i = 0; i < count; i++)
         if (found[i] != NULL)
             m->experts[m->expert_count++] = found[i];
-    if (m->expert_count == 0)
+    if (m->expert_count == 0 && !interrupted)
         fprintf(stderr, "digits: no expert of %s.[0:%d].[0:%d] was found in the swarm\n", s->name,
                 s->rows, s->columns);
-    else
+    else if (m->expert_count > 0)
         printf("found %zu experts\n", m->expert_count);
     return m->expert_count > 0;
 }

@@ -329,16 +329,31 @@ static bool make_layer(struct mixture *m, struct skep_client *client)
     return m->weight_m != NULL && m->weight_v != NULL && m->bias_m != NULL && m->bias_v != NULL;
 }
 
+/* Until all of the grid has been read once. */
+static bool wait_ready(const struct mixture *m)
+{
+    struct skep_error err;
+
+    for (int waited_ms = 0; waited_ms < JOIN_TIMEOUT_MS && !interrupted; waited_ms += LOOK_MS)
+        if (skep_watch_wait_ready(m->watch, LOOK_MS, &err) == SKEP_OK)
+            return true;
+    if (!interrupted)
+        fprintf(stderr, "digits: the DHT has not told in %d s who serves %s\n",
+                JOIN_TIMEOUT_MS / 1000, m->prefix);
+    return false;
+}
+
 static bool start_watching(struct mixture *m, struct skep_client *client)
 {
     const struct settings *s = m->settings;
     struct skep_error err;
 
-    if (skep_watch_new(client, m->prefix, NULL, NULL, &m->watch, &err) != SKEP_OK ||
-        skep_watch_wait_ready(m->watch, JOIN_TIMEOUT_MS, &err) != SKEP_OK) {
+    if (skep_watch_new(client, m->prefix, NULL, NULL, &m->watch, &err) != SKEP_OK) {
         complain(&err);
         return false;
     }
+    if (!wait_ready(m))
+        return false;
     look_around(m);
     if (m->known == 0)
         fprintf(stderr, "digits: no expert of %s[0:%d].[0:%d] was found in the swarm\n", m->prefix,

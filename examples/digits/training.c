@@ -127,7 +127,7 @@ static void show_epoch(struct run *r, int epoch, float loss, double accuracy, do
     fflush(r->progress); /* whoever follows the file sees whole lines */
 }
 
-/* The exit code. */
+/* The exit code, unless it is interrupted. */
 static int train(struct run *r)
 {
     const struct settings *s = r->settings;
@@ -146,10 +146,8 @@ static int train(struct run *r)
             show_epoch(r, epoch, loss, accuracy, (double)r->data->train_count / elapsed);
     }
     r->model->report(r->model);
-    if (interrupted) {
-        printf("\ninterrupted\n");
-        return 130;
-    }
+    if (interrupted)
+        return 1;
     printf("\ntest accuracy %.2f%% (%.0f%% was to be reached)\n", accuracy, s->target);
     return accuracy >= s->target ? 0 : 1;
 }

@@ -1,0 +1,85 @@
+"""The example trainer, asked to stop while it waits for others: it ends, whatever they do."""
+
+import os
+import signal
+import socket
+import subprocess
+
+from swarm import GOLDEN, PATIENCE, Swarm, main, until
+
+DIGITS = os.environ["SKEP_DIGITS"]
+UIDS = ["digits.0.0", "digits.0.1"]
+LONG_S = 3600  # nobody waits so long
+# Sooner than a node that hangs is given up by itself: what ends before was ended by the signal.
+SOON_S = 25
+
+
+class Trainer:
+    """A running example that is to be interrupted."""
+
+    def __init__(self, swarm, peer, *arguments):
+        self.output_path = swarm.path("trainer.log")
+        self.progress_path = swarm.path("progress.json")
+        with open(self.output_path, "wb") as output:
+            self.popen = subprocess.Popen(
+                [DIGITS, "--initial-peers", peer, "--expert-pattern", "digits.[0:1].[0:2]",
+                 "--data", os.path.join(GOLDEN, "digits.safetensors"), "--epochs", "1000000",
+                 "--timeout", str(LONG_S), "--progress", self.progress_path, *arguments],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, value, traceback):
+        if self.popen.poll() is None:
+            self.popen.kill()
+        self.popen.wait()
+        if kind is not None:
+            print("---- trainer\n" + self.output()[-4000:])
+
+    def output(self):
+        with open(self.output_path, errors="replace") as file:
+            return file.read()
+
+    def trains(self):
+        return os.path.exists(self.progress_path) and os.path.getsize(self.progress_path) > 0
+
+    def interrupt(self, number):
+        self.popen.send_signal(number)
+        assert self.popen.wait(SOON_S * PATIENCE) == 130, self.output()
+        said = self.output()
+        assert "interrupted" in said, said
+        return said
+
+
+def case_while_it_joins():
+    """By a peer that never answers; giving up would be another exit code."""
+    for number, extra in ((signal.SIGTERM, ()), (signal.SIGINT, ("--moe",))):
+        with Swarm() as swarm, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+            silent.bind(("127.0.0.1", 0))
+            silent.settimeout(30 * PATIENCE)
+            with Trainer(swarm, "127.0.0.1:%d" % silent.getsockname()[1], *extra) as trainer:
+                silent.recv(2048)  # it asks to join
+                said = trainer.interrupt(number)
+            assert "answered" not in said, said
+
+
+def while_its_node_hangs(number, *extra):
+    with Swarm() as swarm:
+        bootstrap = swarm.bootstrap()
+        node = swarm.node("node", UIDS, [bootstrap.peer], cls="ffn", hidden=64)
+        with Trainer(swarm, bootstrap.peer, *extra) as trainer:
+            until(trainer.trains, 60, "an epoch has passed")
+            node.send(signal.SIGSTOP)
+            trainer.interrupt(number)
+
+
+def case_while_its_node_hangs():
+    while_its_node_hangs(signal.SIGTERM)
+
+
+def case_while_its_node_hangs_in_a_pass_through_the_mixture():
+    while_its_node_hangs(signal.SIGINT, "--moe")
+
+
+main(globals())
