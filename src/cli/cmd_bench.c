@@ -32,7 +32,7 @@ int cmd_bench(int argc, char **argv)
         print_help(stderr);
         return CLI_USAGE;
     }
-    if (strcmp(argv[1], "--help") == 0) {
+    if (cli_asks_for_help(argv[1])) {
         print_help(stdout);
         return CLI_DONE;
     }

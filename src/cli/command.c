@@ -52,18 +52,25 @@ static int unknown_command(const char *name)
     return CLI_USAGE;
 }
 
+bool cli_asks_for_help(const char *text)
+{
+    return strcmp(text, "help") == 0 || strcmp(text, "--help") == 0 || strcmp(text, "-h") == 0;
+}
+
+/* @param argv  what stands behind `skep`: "help", a command, and what the command has below it. */
 static int help(int argc, char **argv)
 {
-    if (argc < 2 || strcmp(argv[1], "help") == 0) {
+    if (argc < 2 || cli_asks_for_help(argv[1])) {
         print_commands(stdout);
         return CLI_DONE;
     }
     const struct cli_command *command = find_command(argv[1]);
     if (command == NULL)
         return unknown_command(argv[1]);
+    /* The command's own --help; behind the name of a benchmark, that benchmark's. */
     char option[] = "--help";
-    char *arguments[] = {argv[1], option, NULL};
-    return command->run(2, arguments);
+    char *arguments[] = {argv[1], argc > 2 ? argv[2] : option, argc > 2 ? option : NULL, NULL};
+    return command->run(argc > 2 ? 3 : 2, arguments);
 }
 
 /* What each library says of itself at run time; a build with fewer of them lists fewer. */
@@ -100,11 +107,7 @@ int cli_main(int argc, char **argv)
     }
     if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0)
         return flush_output(print_version());
-    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
-        print_commands(stdout);
-        return flush_output(CLI_DONE);
-    }
-    if (strcmp(name, "help") == 0)
+    if (cli_asks_for_help(name))
         return flush_output(help(argc - 1, argv + 1));
     const struct cli_command *command = find_command(name);
     if (command == NULL)

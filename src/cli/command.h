@@ -5,6 +5,7 @@
 #ifndef SKEP_CLI_COMMAND_H
 #define SKEP_CLI_COMMAND_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 /* X(function, "name", "summary in the list of commands"), in the order of the list. */
@@ -31,6 +32,8 @@ struct cli_command {
 CLI_COMMANDS(CLI_DECLARE)
 #undef CLI_DECLARE
 
+/* "help", "--help" or "-h", which stand for each other where a command's name is expected. */
+bool cli_asks_for_help(const char *text);
 /* Runs `skep` with the arguments of main(). Returns its exit code. */
 int cli_main(int argc, char **argv);
 

@@ -22,12 +22,22 @@ expect() {
 
 expect 2 'Usage: skep COMMAND'
 expect 0 'Usage: skep COMMAND' --help
-expect 0 'Usage: skep COMMAND' help
+for command in help -h 'help --help' 'help -h' 'help help' '--help help' '--help --help'; do
+    # shellcheck disable=SC2086 # words of a command line
+    expect 0 'Usage: skep COMMAND' $command
+done
+for command in 'bench -h' 'bench help' 'help bench'; do
+    # shellcheck disable=SC2086
+    expect 0 'skep bench throughput' $command
+done
+expect 0 'skep bench rpc [OPTIONS]' help bench rpc
+expect 0 'skep node [OPTIONS]' --help node
 for library in skep OpenDHT libsodium oneDNN libuv msgpack-c jansson; do
     expect 0 "$library " --version
 done
 expect 2 'did you mean keygen?' keygne
 expect 2 '"nonsense": unknown command' help nonsense
+expect 2 'no benchmark "nonsense"' help bench nonsense
 
 # A switch this build does not have is refused, never ignored.
 expect 2 '--peer-to-peer: unknown option' keygen --peer-to-peer
