@@ -1,7 +1,9 @@
 /* UTF-8 and quoting. */
 #include "base/text.h"
 
+#include <inttypes.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 size_t text_utf8_length(const char *text, size_t len)
@@ -89,5 +91,27 @@ const char *text_quote(const char *text, size_t len, char out[static TEXT_QUOTE_
     }
     out[used++] = '"';
     out[used] = '\0';
+    return out;
+}
+
+const char *text_size(uint64_t bytes, bool up, char out[static TEXT_SIZE_BYTES])
+{
+    static const struct {
+        unsigned shift;
+        bool inexact; /* also used from ten of them on */
+        const char *name;
+    } units[] = {{30, false, "GiB"}, {20, true, "MiB"}, {10, true, "KiB"}};
+
+    for (size_t i = 0; i < sizeof(units) / sizeof(units[0]); i++) {
+        uint64_t whole = bytes >> units[i].shift;
+        bool is_exact = whole << units[i].shift == bytes;
+
+        if (is_exact ? whole == 0 : !units[i].inexact || whole < 10)
+            continue;
+        snprintf(out, TEXT_SIZE_BYTES, "%" PRIu64 " %s", whole + (up && !is_exact ? 1 : 0),
+                 units[i].name);
+        return out;
+    }
+    snprintf(out, TEXT_SIZE_BYTES, "%" PRIu64 " byte%s", bytes, text_plural(bytes));
     return out;
 }

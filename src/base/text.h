@@ -1,4 +1,4 @@
-/* Text from strangers, UTF-8 checks and quoting for messages; and plurals in those. */
+/* Text from strangers, UTF-8 checks and quoting for messages; sizes and plurals in those. */
 #ifndef SKEP_BASE_TEXT_H
 #define SKEP_BASE_TEXT_H
 
@@ -25,6 +25,16 @@ enum { TEXT_QUOTE_BYTES = 120 };
  * Returns out.
  */
 const char *text_quote(const char *text, size_t len, char out[static TEXT_QUOTE_BYTES]);
+
+enum { TEXT_SIZE_BYTES = 32 };
+
+/*
+ * A number of bytes for people: "1 KiB", "1536 MiB", "8 GiB", exact or with two digits at the
+ * least.
+ * @param up  rounded up where it is not exact, else down: so a sum over a limit never looks equal.
+ * Returns out.
+ */
+const char *text_size(uint64_t bytes, bool up, char out[static TEXT_SIZE_BYTES]);
 
 /* What makes a plural of a noun behind a number: "" for 1, else "s". */
 static inline const char *text_plural(uint64_t n)

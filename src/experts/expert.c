@@ -15,6 +15,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/tensor.h"
+#include "base/text.h"
 #include "experts/class.h"
 #include "experts/init.h"
 #include "experts/optimizer.h"
@@ -155,14 +156,15 @@ static skep_status check_fits(const struct expert *e, uint64_t bytes, struct ske
 {
     long pages = sysconf(_SC_PHYS_PAGES);
     long page = sysconf(_SC_PAGESIZE);
+    char needed[TEXT_SIZE_BYTES], all[TEXT_SIZE_BYTES];
 
     if (pages <= 0 || page <= 0 || bytes <= (uint64_t)pages * (uint64_t)page)
         return SKEP_OK;
     return error_set(err, SKEP_RESOURCE_EXHAUSTED,
-                     "expert class %s: its parameters (%" PRIu64 ") need %" PRIu64
-                     " MiB with their optimizer, this machine has %" PRIu64 " MiB",
-                     e->cls->name, e->parameter_count, bytes >> 20,
-                     ((uint64_t)pages * (uint64_t)page) >> 20);
+                     "expert class %s: its parameters (%" PRIu64
+                     ") need %s with their optimizer, this machine has %s",
+                     e->cls->name, e->parameter_count, text_size(bytes, true, needed),
+                     text_size((uint64_t)pages * (uint64_t)page, false, all));
 }
 
 static void initialize(struct expert *e, uint64_t seed)

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/tensor.h"
+#include "base/text.h"
 
 enum {
     ROW_COPIES = 12, /* joined input, activations of four times the width and their
@@ -91,12 +92,6 @@ uint64_t memory_peak(const struct memory_sum *sum, int64_t max_batch_size)
                           saturating_add(sum->copy, batch_bytes(sum, max_batch_size)));
 }
 
-/* MiB, rounded up, so that a sum over a limit never looks equal to it. */
-static uint64_t mib(uint64_t bytes)
-{
-    return (bytes >> 20) + ((bytes & ((1u << 20) - 1)) != 0 ? 1 : 0);
-}
-
 skep_status memory_check(const struct memory_sum *sum, int64_t max_batch_size, uint64_t max_memory,
                          struct skep_error *err)
 {
@@ -105,13 +100,17 @@ skep_status memory_check(const struct memory_sum *sum, int64_t max_batch_size, u
 
     if (peak <= limit)
         return SKEP_OK;
+    char needed[TEXT_SIZE_BYTES], most[TEXT_SIZE_BYTES], fixed[TEXT_SIZE_BYTES];
+    char gradients[TEXT_SIZE_BYTES], copy[TEXT_SIZE_BYTES], batch[TEXT_SIZE_BYTES];
+
     return error_set(
         err, SKEP_RESOURCE_EXHAUSTED,
-        "node: %" PRIu64 " expert%s %" PRIu64 " MiB of memory, expected at most "
-        "%" PRIu64 " (%s): parameters and optimizer state %" PRIu64 ", gradients %" PRIu64
-        ", a copy for saving %" PRIu64 ", a batch of %" PRId64 " rows %" PRIu64
-        "; fewer experts, a smaller hidden_dim or a smaller max_batch_size would fit",
-        sum->experts, sum->experts == 1 ? " needs" : "s need", mib(peak), limit >> 20,
-        max_memory > 0 ? "max_memory" : "what there is", mib(sum->fixed), mib(sum->gradients),
-        mib(sum->copy), max_batch_size, mib(batch_bytes(sum, max_batch_size)));
+        "node: %" PRIu64 " expert%s %s of memory, expected at most %s (%s): parameters and "
+        "optimizer state %s, gradients %s, a copy for saving %s, a batch of %" PRId64
+        " rows %s; fewer experts, a smaller hidden_dim or a smaller max_batch_size would fit",
+        sum->experts, sum->experts == 1 ? " needs" : "s need", text_size(peak, true, needed),
+        text_size(limit, false, most), max_memory > 0 ? "max_memory" : "what there is",
+        text_size(sum->fixed, true, fixed), text_size(sum->gradients, true, gradients),
+        text_size(sum->copy, true, copy), max_batch_size,
+        text_size(batch_bytes(sum, max_batch_size), true, batch));
 }

@@ -33,7 +33,9 @@ refused 2 'expected one of float32, bfloat16' --precision float16
 refused 2 'beta1: 1, expected 0 or more and below 1' --beta1 1
 refused 2 '--eps' --eps 0
 refused 2 'a multiple of 4 (the heads)' --expert-cls transformer --hidden-dim 18
-refused 1 'expected at most 0 (max_memory)' --max-memory 1000
+refused 1 'expected at most 1000 bytes (max_memory)' --max-memory 1000
+refused 1 'expected at most 1 KiB (max_memory)' --max-memory 1K
+refused 1 'expected at most 1 MiB (max_memory)' --hidden-dim 256 --max-memory 1M
 refused 1 '17 experts need' --expert-pattern 'p.[0:64]' --num-experts 16 --max-memory 1M
 refused 1 'not a shared object that loads here' --plugin "$0"
 refused 1 "$work/absent.so: cannot read" --plugin "$work/absent.so"

@@ -308,7 +308,7 @@ static void experts_over_max_memory_are_refused_before_they_are_made(void **stat
     assert_int_equal(skep_node_add_pattern(node, "p.[0:9]", 3, &expert, NULL), SKEP_OK);
     assert_int_equal(skep_node_start(node, &err), SKEP_RESOURCE_EXHAUSTED);
     assert_non_null(strstr(err.message, "4 experts"));
-    assert_non_null(strstr(err.message, "at most 1048576 (max_memory)"));
+    assert_non_null(strstr(err.message, "at most 1024 GiB (max_memory)"));
     skep_node_free(node);
 }
 

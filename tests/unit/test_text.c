@@ -58,11 +58,41 @@ static void log_lines_are_tame(void **state)
     skep_log_set(SKEP_LOG_INFO, NULL, NULL);
 }
 
+static void sizes_are_exact_or_near_and_never_0_for_something(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t bytes;
+        const char *down, *up;
+    } rows[] = {
+        {0, "0 bytes", "0 bytes"},
+        {1, "1 byte", "1 byte"},
+        {1000, "1000 bytes", "1000 bytes"},
+        {1024, "1 KiB", "1 KiB"},
+        {1025, "1025 bytes", "1025 bytes"},
+        {10 * 1024 + 1, "10 KiB", "11 KiB"},
+        {1500000, "1464 KiB", "1465 KiB"},
+        {1 << 20, "1 MiB", "1 MiB"},
+        {(1 << 20) + 1, "1024 KiB", "1025 KiB"},
+        {(100 << 20) - 1, "99 MiB", "100 MiB"},
+        {(uint64_t)3 << 29, "1536 MiB", "1536 MiB"},
+        {(uint64_t)8 << 30, "8 GiB", "8 GiB"},
+        {UINT64_MAX, "17592186044415 MiB", "17592186044416 MiB"},
+    };
+    char text[TEXT_SIZE_BYTES];
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        assert_string_equal(text_size(rows[i].bytes, false, text), rows[i].down);
+        assert_string_equal(text_size(rows[i].bytes, true, text), rows[i].up);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(terminals_see_no_control_character),
         cmocka_unit_test(log_lines_are_tame),
+        cmocka_unit_test(sizes_are_exact_or_near_and_never_0_for_something),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
