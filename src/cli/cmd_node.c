@@ -19,6 +19,8 @@
 #include "cli/tracker_json.h"
 #include "dht/uid.h"
 
+#define TIME_MAX_MS 3600000000 /* 1000 h, of what the node counts in 32 bits */
+
 enum {
     READY_TIMEOUT_MS = 5000,
     LOOK_MS = 1000, /* how often --json looks whether the reachability has changed */
@@ -180,7 +182,7 @@ static const struct option_spec specs[] = {
     {.name = "checkpoint-period",
      .kind = OPTION_FLOAT,
      .number_min = 0.01,
-     .number_max = 1e6,
+     .number_max = TIME_MAX_MS / 1000.0,
      .unit = "s",
      .default_text = "5m",
      .help = "time between two savings of the experts that have changed"},
@@ -295,14 +297,14 @@ static const struct option_spec specs[] = {
     {.name = "lease-timeout",
      .kind = OPTION_INT,
      .min = 100,
-     .max = UINT32_MAX,
+     .max = TIME_MAX_MS,
      .unit = "ms",
      .default_text = "10m",
      .help = "longest that a lease of this node lasts unless it is renewed"},
     {.name = "lease-silence",
      .kind = OPTION_INT,
      .min = 100,
-     .max = UINT32_MAX,
+     .max = TIME_MAX_MS,
      .unit = "ms",
      .default_text = "15s",
      .help = "who leases this node and is not heard of for so long, though asked, has lost it"},

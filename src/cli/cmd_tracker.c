@@ -58,7 +58,7 @@ static const struct option_spec specs[] = {
      .min = 0,
      .max = 86400,
      .unit = "s",
-     .default_text = "10",
+     .default_text = "10s",
      .help = "for the rest of a message that has begun and for answers that nobody reads; idle "
              "servers and clients are not timed out. 0: never"},
     {.name = "max-connections",

@@ -58,8 +58,9 @@ struct option_spec {
     const char *help;         /* what it is, without a full stop */
     const char *default_text; /* as it would be given; NULL: unset */
     const char *placeholder;  /* of the value in the help; NULL: one by kind */
-    const char *unit;         /* shown. "s" and "ms" take 500ms, 1.5s, 2m, 1h; "bytes"
-                                 takes 64K, 10M, 1.5GiB, in any case */
+    const char *unit;         /* what the value is counted in; shown unless it is a time. "s" and
+                                 "ms" take 500ms, 1.5s, 2m, 1h, and a number alone as seconds;
+                                 "bytes" takes 64K, 10M, 1.5GiB, in any case */
     const char *choices;      /* "adam|sgd|none" */
     int64_t min, max;
     double number_min, number_max;

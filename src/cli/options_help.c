@@ -59,8 +59,14 @@ static void describe_value(const struct option_table *table, const struct option
     const char *fallback = option_default(table, spec);
     const char *unit = spec->unit != NULL ? spec->unit : "";
     char range[96] = "";
+    char low[OPTION_TIME_BYTES], high[OPTION_TIME_BYTES];
+    bool is_int = spec->kind == OPTION_INT;
 
-    if (spec->kind == OPTION_INT)
+    if (option_measure(spec) == MEASURE_TIME)
+        snprintf(range, sizeof(range), "%s to %s; ",
+                 option_format_time(spec, is_int ? (double)spec->min : spec->number_min, low),
+                 option_format_time(spec, is_int ? (double)spec->max : spec->number_max, high));
+    else if (is_int)
         snprintf(range, sizeof(range), "%" PRId64 " to %" PRId64 "%s%s; ", spec->min, spec->max,
                  unit[0] != '\0' ? " " : "", unit);
     else if (spec->kind == OPTION_FLOAT)
@@ -121,9 +127,12 @@ static void print_measures(const struct option_table *table, FILE *out)
     for (size_t i = 0; i < table->count; i++)
         has[option_measure(&table->specs[i])] = true;
     if (has[MEASURE_TIME])
-        print_wrapped("Times may end in ms, s, m or h: 500ms, 1.5s, 2m, 1h.", 0, 0, out);
+        print_wrapped("Times may end in ms, s, m or h: 500ms, 1.5s, 2m, 1h. A number alone is in "
+                      "seconds.",
+                      0, 0, out);
     if (has[MEASURE_SIZE])
-        print_wrapped("Sizes may end in K, M or G, or KiB, MiB or GiB, of 1024 each: 64K, 1.5GiB.",
+        print_wrapped("Sizes may end in K, M or G, or KiB, MiB or GiB, of 1024 each: 64K, 1.5GiB. "
+                      "A number alone is in bytes.",
                       0, 0, out);
 }
 

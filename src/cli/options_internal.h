@@ -26,6 +26,7 @@ struct option_value {
 enum {
     OPTION_NAME_BYTES = 64,
     OPTION_WHERE_BYTES = 512,
+    OPTION_TIME_BYTES = 32,
     CONFIG_LIMIT_BYTES = 1 << 20,
 };
 
@@ -57,6 +58,11 @@ SKEP_MUST_CHECK skep_status option_parse_text(const struct option_spec *spec, co
 /* What an option's number measures, and so what may stand behind it. */
 enum option_measure { MEASURE_OTHER, MEASURE_TIME, MEASURE_SIZE };
 enum option_measure option_measure(const struct option_spec *spec);
+
+/* A value of an option that measures a time, with the largest unit in which it is a whole number.
+ * Returns out. */
+const char *option_format_time(const struct option_spec *spec, double value,
+                               char out[static OPTION_TIME_BYTES]);
 
 /* What a good value looks like: "a whole number from 1 to 64". Returns out. */
 const char *option_expected(const struct option_spec *spec, char *out, size_t cap);

@@ -20,7 +20,10 @@ struct suffix {
     const char *unit, *text;
     int64_t times, per;
 };
+/* A number alone. Times are in seconds then, whatever they are counted in: an option must not mean
+ * a thousandth of what the same number means to another. */
 static const struct suffix plain = {"", "", 1, 1};
+static const struct suffix plain_ms = {"ms", "", 1000, 1};
 static const struct suffix suffixes[] = {
     {"s", "ms", 1, 1000},       {"s", "s", 1, 1},
     {"s", "m", 60, 1},          {"s", "h", 3600, 1},
@@ -48,17 +51,52 @@ static skep_status refuse(const struct option_spec *spec, const char *text, cons
                      option_expected(spec, expected, sizeof(expected)));
 }
 
+const char *option_format_time(const struct option_spec *spec, double value,
+                               char out[static OPTION_TIME_BYTES])
+{
+    static const struct {
+        int64_t ms;
+        const char *unit;
+    } units[] = {{3600000, "h"}, {60000, "m"}, {1000, "s"}, {1, "ms"}};
+    int64_t ms = llround(strcmp(spec->unit, "ms") == 0 ? value : value * 1000);
+    size_t i = 0;
+
+    while (ms % units[i].ms != 0)
+        i++;
+    snprintf(out, OPTION_TIME_BYTES, "%" PRId64 "%s", ms / units[i].ms,
+             ms != 0 ? units[i].unit : "");
+    return out;
+}
+
+/* Of an option that takes a time. */
+static void expect_time(const struct option_spec *spec, char *out, size_t cap)
+{
+    bool is_whole = spec->kind == OPTION_INT;
+    bool is_ms = strcmp(spec->unit, "ms") == 0;
+    char low[OPTION_TIME_BYTES], high[OPTION_TIME_BYTES];
+
+    option_format_time(spec, is_whole ? (double)spec->min : spec->number_min, low);
+    option_format_time(spec, is_whole ? (double)spec->max : spec->number_max, high);
+    snprintf(out, cap, "a time from %s to %s%s, such as %s, 2m or 1h; a number alone is in seconds",
+             low, high,
+             !is_whole ? ""
+             : is_ms   ? " in whole milliseconds"
+                       : " in whole seconds",
+             is_whole && !is_ms ? "90s" : "500ms, 1.5s");
+}
+
 const char *option_expected(const struct option_spec *spec, char *out, size_t cap)
 {
     const char *unit = spec->unit != NULL ? spec->unit : "";
     const char *space = spec->unit != NULL ? " " : "";
-    static const char *const forms[] = {
-        [MEASURE_TIME] = ", or with ms, s, m or h behind it",
-        [MEASURE_SIZE] = ", or with K, M or G (or KiB, MiB, GiB) behind it",
-        [MEASURE_OTHER] = "",
-    };
-    const char *form = forms[option_measure(spec)];
+    const char *form = option_measure(spec) == MEASURE_SIZE
+                           ? ", or with K, M or G (or KiB, MiB, GiB) behind it"
+                           : "";
 
+    if (option_measure(spec) == MEASURE_TIME) {
+        expect_time(spec, out, cap);
+        return out;
+    }
     switch (spec->kind) {
     case OPTION_FLAG:
         snprintf(out, cap, "true or false");
@@ -93,7 +131,7 @@ static const struct suffix *find_suffix(const struct option_spec *spec, const ch
     bool any_case = option_measure(spec) == MEASURE_SIZE;
 
     if (text[0] == '\0')
-        return &plain;
+        return spec->unit != NULL && strcmp(spec->unit, plain_ms.unit) == 0 ? &plain_ms : &plain;
     for (size_t i = 0; i < sizeof(suffixes) / sizeof(suffixes[0]); i++)
         if (spec->unit != NULL && strcmp(spec->unit, suffixes[i].unit) == 0 &&
             (any_case ? strcasecmp(text, suffixes[i].text) : strcmp(text, suffixes[i].text)) == 0)

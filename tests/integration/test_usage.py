@@ -15,8 +15,9 @@ def case_values_of_options():
     for option, value, expected in (
             ("--hidden-dim", "0", "from 1 to 65536"), ("--hidden-dim", "65537", "from 1 to 65536"),
             ("--hidden-dim", "12x", "whole number"), ("--hidden-dim", "1e3", "whole number"),
-            ("--update-period", "0", "from 1 to 1800"), ("--update-period", "1801", "1 to 1800"),
-            ("--update-period", "2h", "1 to 1800"), ("--max-batch-size", "-1", "from 1"),
+            ("--update-period", "0", "from 1s to 30m"), ("--update-period", "1801", "1s to 30m"),
+            ("--update-period", "2h", "1s to 30m"), ("--drain-timeout", "3601", "0 to 1h"),
+            ("--checkpoint-period", "9ms", "from 10ms to 1000h"), ("--max-batch-size", "-1", "from 1"),
             ("--max-batch-size", "9223372036854775808", "whole number"),
             ("--num-handlers", "65", "from 1 to 64"), ("--learning-rate", "-1", "number from 0"),
             ("--learning-rate", "nan", "number from 0"), ("--max-message-bytes", "1K", "from 4096"),

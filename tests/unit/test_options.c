@@ -202,7 +202,10 @@ static void units_scale_numbers(void **state)
         {"--wait", "1h", 3600000},
         {"--wait", "1.5s", 1500},
         {"--wait", "0.001s", 1},
-        {"--wait", "7", 7},
+        {"--timeout", "7", 7}, /* a number alone is in seconds, whatever the option counts in */
+        {"--wait", "7", 7000},
+        {"--wait", "0.25", 250},
+        {"--wait", "7ms", 7},
         {"--cache", "1.5GiB", 1.5 * (1 << 30)},
         {"--cache", "2kib", 2048},
         {"--cache", "1g", 1 << 30},
@@ -222,21 +225,26 @@ static void units_scale_numbers(void **state)
             fail_msg("%s %s: %g, expected %g", good[i].option, good[i].text, value, good[i].value);
         options_free(&o);
     }
-    refused(ARGS("--timeout", "1500ms"), "whole number from 1 to 86400 s, or with ms, s, m or h");
-    refused(ARGS("--timeout", "1.5"), "expected a whole number");
-    refused(ARGS("--timeout", "1."), "expected a whole number");
-    refused(ARGS("--timeout", "1.s"), "expected a whole number");
-    refused(ARGS("--timeout", "-0.5m"), "expected a whole number");
-    refused(ARGS("--timeout", "1.00000000000000000001m"), "expected a whole number");
-    refused(ARGS("--wait", "1.1h1"), "expected a whole number");
-    refused(ARGS("--wait", "1.000001h"), "expected a whole number");
-    refused(ARGS("--wait", "3600001"), "from 1 to 3600000 ms, or with ms, s, m or h");
+    refused(ARGS("--timeout", "1500ms"), "--timeout: \"1500ms\", expected a time from 1s to 24h in "
+                                         "whole seconds, such as 90s, 2m or "
+                                         "1h; a number alone is in seconds");
+    refused(ARGS("--timeout", "1.5"), "expected a time from 1s to 24h");
+    refused(ARGS("--timeout", "1."), "expected a time from 1s to 24h");
+    refused(ARGS("--timeout", "1.s"), "expected a time from 1s to 24h");
+    refused(ARGS("--timeout", "-0.5m"), "expected a time from 1s to 24h");
+    refused(ARGS("--timeout", "1.00000000000000000001m"), "expected a time from 1s to 24h");
+    refused(ARGS("--wait", "1.1h1"), "expected a time from 1ms to 1h");
+    refused(ARGS("--wait", "1.000001h"), "expected a time from 1ms to 1h");
+    refused(ARGS("--wait", "3600001ms"), "from 1ms to 1h in whole milliseconds, such as 500ms");
+    refused(ARGS("--wait", "3601"), "--wait: \"3601\", expected a time from 1ms to 1h");
+    refused(ARGS("--wait", "9223372036854775807"), "expected a time");
     refused(ARGS("--cache", "1KB"), "or with K, M or G (or KiB, MiB, GiB) behind it");
     refused(ARGS("--cache", "9223372036854775807.5G"), "expected a whole number");
     refused(ARGS("--cache", "8589934591.999999999G"), "expected a whole number");
-    refused(ARGS("--update-period", "2h"), "from 0.5 to 3600 s, or with ms, s, m or h");
-    refused(ARGS("--timeout", "2000h"), "--timeout: \"2000h\", expected a whole number from 1");
-    refused(ARGS("--timeout", "2M"), "expected a whole number");
+    refused(ARGS("--update-period", "2h"),
+            "from 500ms to 1h, such as 500ms, 1.5s, 2m or 1h; a number alone");
+    refused(ARGS("--timeout", "2000h"), "--timeout: \"2000h\", expected a time from 1s");
+    refused(ARGS("--timeout", "2M"), "expected a time from 1s to 24h");
     refused(ARGS("--max-batch-size", "2K"), "expected a whole number");
     refused(ARGS("--cache", "9999999999G"), "expected a whole number");
 }
@@ -261,13 +269,11 @@ static void wrong_values_name_option_value_and_expectation(void **state)
         {{"--max-batch-size="}, "\"\", expected a whole number"},
         {{"--max-batch-size"}, "--max-batch-size: no value, expected a whole number"},
         {{"--max-batch-size", "--no-dht"}, "--max-batch-size: no value"},
-        {{"--update-period", "0.4"},
-         "--update-period: \"0.4\", expected a number from 0.5 to "
-         "3600 s"},
-        {{"--update-period", "nan"}, "expected a number"},
-        {{"--update-period", "inf"}, "expected a number"},
-        {{"--update-period", "0x10"}, "expected a number"},
-        {{"--update-period", "1e"}, "expected a number"},
+        {{"--update-period", "0.4"}, "--update-period: \"0.4\", expected a time from 500ms to 1h"},
+        {{"--update-period", "nan"}, "expected a time"},
+        {{"--update-period", "inf"}, "expected a time"},
+        {{"--update-period", "0x10"}, "expected a time"},
+        {{"--update-period", "1e"}, "expected a time"},
         {{"--listen", "host"}, "--listen: endpoint \"host\": no port"},
         {{"--listen", "host:99999"}, "out of range"},
         {{"--announce", "host:*"}, "--announce: endpoint \"host:*\""},
@@ -490,6 +496,10 @@ static void help_starts_with_an_example_and_tells_defaults(void **state)
     assert_non_null(strstr(text, "  --listen HOST:PORT"));
     assert_non_null(strstr(text, "(default: 0.0.0.0:*)"));
     assert_non_null(strstr(text, "(1 to 65536 rows; default: 4096)"));
+    assert_non_null(strstr(text, "limit (1s to 24h)"));
+    assert_non_null(strstr(text, "limit (1ms to 1h)"));
+    assert_non_null(strstr(text, "(500ms to 1h; default: 30)"));
+    assert_non_null(strstr(text, "A number alone is in seconds."));
     assert_non_null(strstr(text, "  --optimizer adam|sgd|none"));
     assert_non_null(strstr(text, "  --config PATH"));
     assert_non_null(strstr(text, "(default: warning)"));
