@@ -110,23 +110,38 @@ static skep_status append_list(const struct option_spec *spec, struct option_val
     }
 }
 
+/* Puts a text behind those of a list, or in place of another value: the last one of a command line
+ * counts. */
+static skep_status set_value(const struct option_spec *spec, struct option_value *value,
+                             enum option_source source, const char *text, const char *where,
+                             struct skep_error *err)
+{
+    if (spec->kind == OPTION_LIST) {
+        value->source = source;
+        return append_list(spec, value, text, where, err);
+    }
+    option_value_clear(value);
+    value->source = source;
+    skep_status rc = keep_text(value, text, strlen(text), err);
+    return rc != SKEP_OK ? rc : option_parse_text(spec, text, where, value, err);
+}
+
 skep_status option_assign(struct options *o, size_t i, enum option_source source, const char *text,
                           const char *where, struct skep_error *err)
 {
     const struct option_spec *spec = option_at(o->table, i);
     struct option_value *value = &o->values[i];
-    skep_status rc;
+    struct option_value unused = {0};
 
-    if (value->source != SOURCE_UNSET && value->source < source)
+    if (value->source == SOURCE_UNSET || value->source >= source)
+        return set_value(spec, value, source, text, where, err);
+    /* The environment is shared by commands that may know other values; a file is not: a mistake
+     * in it would come to light when whatever wins over it is left out. */
+    if (source != SOURCE_FILE)
         return SKEP_OK;
-    if (spec->kind == OPTION_LIST) {
-        value->source = source;
-        return append_list(spec, value, text, where, err);
-    }
-    option_value_clear(value); /* the last one of a command line counts */
-    value->source = source;
-    rc = keep_text(value, text, strlen(text), err);
-    return rc != SKEP_OK ? rc : option_parse_text(spec, text, where, value, err);
+    skep_status rc = set_value(spec, &unused, source, text, where, err);
+    option_value_clear(&unused);
+    return rc;
 }
 
 /* One "--name", "--name=value" or "--name value"; *at moves on if the next argument is taken. */

@@ -121,13 +121,14 @@ static int set_value(void *arg, const char *section, const char *name, const cha
     copy_value(value, text, sizeof(text));
     if (option_at(table, i)->kind == OPTION_LIST)
         drop_last_comma(r, text);
-    if (option_at(table, i)->kind != OPTION_LIST && r->o->values[i].source == SOURCE_FILE) {
+    if (option_at(table, i)->kind != OPTION_LIST && r->o->values[i].in_file) {
         snprintf(where, sizeof(where), "%s: is there twice", quoted);
         fail_line(r, where);
         return 1;
     }
     snprintf(where, sizeof(where), "%s:%u: %s", r->path, r->line, name);
     r->rc = option_assign(r->o, i, SOURCE_FILE, text, where, r->err);
+    r->o->values[i].in_file = true;
     return 1;
 }
 

@@ -15,6 +15,7 @@ enum option_source {
 
 struct option_value {
     enum option_source source;
+    bool in_file; /* the file has it, whoever wins */
     char **texts; /* owned, NULL-terminated; one, or the elements of a list */
     size_t count;
     int64_t integer;
@@ -43,8 +44,9 @@ size_t option_find(const struct option_table *table, const char *name, size_t le
 const char *option_default(const struct option_table *table, const struct option_spec *spec);
 
 /*
- * Sets an option from text unless it has a value from a source that wins. @param where  what
- * messages begin with: "--listen", "SKEP_LISTEN", "node.conf:3: listen".
+ * Sets an option from text unless it has a value from a source that wins; then the text of a file
+ * is checked all the same. @param where  what messages begin with: "--listen", "SKEP_LISTEN",
+ * "node.conf:3: listen".
  */
 SKEP_MUST_CHECK skep_status option_assign(struct options *o, size_t i, enum option_source source,
                                           const char *text, const char *where,

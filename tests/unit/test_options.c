@@ -75,14 +75,14 @@ static const struct option_table table = {
     .positional_max = 2,
 };
 
-/* Parses up to eight arguments behind the command's name. */
+/* Parses up to 16 arguments behind the command's name. */
 static skep_status parse(struct options *o, const char *const *arguments, struct skep_error *err)
 {
     static char name[] = "node";
-    char *argv[10] = {name};
+    char *argv[18] = {name};
     int argc = 1;
 
-    for (; argc < 9 && arguments[argc - 1] != NULL; argc++)
+    for (; argc < 17 && arguments[argc - 1] != NULL; argc++)
         argv[argc] = (char *)(uintptr_t)arguments[argc - 1];
     return options_parse(o, &table, argc, argv, err);
 }
@@ -425,6 +425,47 @@ static void mistakes_in_the_file_are_named_by_line(void **state)
     refused(ARGS("--config", write_config(long_line)), "node.conf:1: 399 characters in a line");
 }
 
+/* Otherwise they would come to light on the day when the option is left out. */
+static void mistakes_in_the_file_are_named_though_the_command_line_wins(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *part;
+    } rows[] = {
+        {"swarm = a\nswram = b\n", "node.conf:2: \"swram\": unknown option of skep node"},
+        {"max-batch-size = many\n",
+         "node.conf:1: max-batch-size: \"many\", expected a whole number from 1 to 65536 rows"},
+        {"\nmax-batch-size = 65537\n", "node.conf:2: max-batch-size: \"65537\", expected"},
+        {"listen = host\n", "node.conf:1: listen: endpoint \"host\": no port"},
+        {"optimizer = ada\n", "node.conf:1: optimizer: \"ada\", expected one of adam|sgd|none"},
+        {"no-dht = maybe\n", "node.conf:1: no-dht: \"maybe\", expected true or false"},
+        {"initial-peers = a:1\n  b\n", "node.conf:2: initial-peers: endpoint \"b\": no port"},
+        {"swarm =\n", "node.conf:1: swarm: \"\""},
+        {"swarm = a\nswarm = b\n", "node.conf:2: \"swarm\": is there twice"},
+    };
+    const char *const *all =
+        ARGS("--swarm", "s", "--max-batch-size", "8", "--listen", "[::]:1", "--optimizer", "sgd",
+             "--no-dht", "--initial-peers", "c:1", "--config", NULL);
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        const char *arguments[16] = {NULL};
+        size_t n = 0;
+        for (; all[n] != NULL; n++)
+            arguments[n] = all[n];
+        arguments[n] = write_config(rows[i].text);
+        refused(arguments, rows[i].part);
+    }
+    const char *good = write_config("swarm = a\ninitial-peers = a:1\n  b:2\nno-dht = no\n");
+    struct options o =
+        parse_good(ARGS("--swarm", "s", "--initial-peers", "c:1", "--no-dht", "--config", good));
+    size_t count;
+    assert_string_equal(options_string(&o, "swarm"), "s");
+    assert_string_equal(options_list(&o, "initial-peers", &count)[0], "c:1");
+    assert_int_equal(count, 1);
+    assert_true(options_flag(&o, "no-dht"));
+    options_free(&o);
+}
+
 static void unreadable_file_is_named(void **state)
 {
     (void)state;
@@ -582,6 +623,7 @@ int main(void)
         cmocka_unit_test(file_has_comments_continued_lists_and_flags),
         cmocka_unit_test(list_may_have_commas_before_continued_lines),
         cmocka_unit_test(mistakes_in_the_file_are_named_by_line),
+        cmocka_unit_test(mistakes_in_the_file_are_named_though_the_command_line_wins),
         cmocka_unit_test(unreadable_file_is_named),
         cmocka_unit_test(required_options_and_arguments_are_asked_for),
         cmocka_unit_test(help_starts_with_an_example_and_tells_defaults),
