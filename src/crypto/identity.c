@@ -51,7 +51,7 @@ skep_status identity_parse(struct identity *out, const void *content, size_t len
                            struct skep_error *err)
 {
     uint8_t seed[KEY_FILE_SECRET_BYTES];
-    skep_status rc = key_file_parse(seed, content, len, name, err);
+    skep_status rc = key_file_parse(seed, KEY_FILE_IDENTITY, content, len, name, err);
 
     if (rc == SKEP_OK)
         rc = identity_from_seed(out, seed, err);
@@ -64,7 +64,7 @@ skep_status identity_parse(struct identity *out, const void *content, size_t len
 skep_status identity_load(struct identity *out, const char *path, struct skep_error *err)
 {
     uint8_t seed[KEY_FILE_SECRET_BYTES];
-    skep_status rc = key_file_read(seed, path, err);
+    skep_status rc = key_file_read(seed, KEY_FILE_IDENTITY, path, err);
 
     if (rc == SKEP_OK)
         rc = identity_from_seed(out, seed, err);
@@ -79,7 +79,7 @@ skep_status identity_save(const struct identity *id, const char *path, struct sk
     uint8_t seed[KEY_FILE_SECRET_BYTES];
 
     crypto_sign_ed25519_sk_to_seed(seed, id->sign_key);
-    skep_status rc = key_file_write(seed, path, err);
+    skep_status rc = key_file_write(seed, KEY_FILE_IDENTITY, path, err);
     sodium_memzero(seed, sizeof(seed));
     return rc;
 }

@@ -1,7 +1,7 @@
 /*
  * A node's identity: an Ed25519 key pair and the X25519 pair converted from it.
- * On disk: 32 bytes of seed as one line of 64 hex digits, file mode 0600 (group and others
- * nothing).
+ * On disk: 32 bytes of seed as one line of 64 hex digits and the word "identity", file mode 0600
+ * (group and others nothing); key_file.h.
  */
 #ifndef SKEP_CRYPTO_IDENTITY_H
 #define SKEP_CRYPTO_IDENTITY_H

@@ -9,15 +9,26 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <sodium.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 enum {
     HEX_DIGITS = 2 * KEY_FILE_SECRET_BYTES,
-    /* A key file has 65 or 66 bytes. A little more is read, to name what is there instead. */
+    /* A key file has 64 to 76 bytes. A little more is read, to name what is there instead. */
     READ_LIMIT = 1024,
 };
+
+static const struct {
+    const char *word; /* in the file */
+    const char *text; /* in messages */
+    const char *remedy;
+} kinds[] = {
+    [KEY_FILE_IDENTITY] = {"identity", "the identity of a node", "--identity"},
+    [KEY_FILE_SWARM_KEY] = {"swarm-key", "the key of a private swarm", "--swarm-key"},
+};
+enum { KINDS = sizeof(kinds) / sizeof(kinds[0]), KIND_WORD_MAX = 9 };
 
 /* ---- parsing ---- */
 
@@ -56,15 +67,28 @@ static skep_status refuse(const char *data, size_t len, const char *name, struct
     if (!is_text(data, len))
         return error_set(err, SKEP_DATA_LOSS, "%s: %s%zu bytes of binary data, %s", name,
                          len == READ_LIMIT ? "at least " : "", len, expected);
-    if (hex == len || data[hex] == '\n' || data[hex] == '\r')
+    if (hex == len || data[hex] == '\n' || data[hex] == '\r' || hex == HEX_DIGITS)
         return error_set(err, SKEP_DATA_LOSS, "%s: %zu hex digits%s, %s", name, hex,
                          hex == HEX_DIGITS ? " and more behind them" : "", expected);
     return error_set(err, SKEP_DATA_LOSS, "%s: character %zu is not a hex digit, %s", name, hex + 1,
                      expected);
 }
 
-skep_status key_file_parse(uint8_t secret[static KEY_FILE_SECRET_BYTES], const void *content,
-                           size_t len, const char *name, struct skep_error *err)
+/* What stands behind the digits: nothing, or a space and a word. KINDS for anything else. */
+static size_t parse_kind(const char *text, size_t len, size_t kind)
+{
+    if (len == 0)
+        return kind;
+    for (size_t i = 0; i < KINDS; i++)
+        if (text[0] == ' ' && len - 1 == strlen(kinds[i].word) &&
+            memcmp(text + 1, kinds[i].word, len - 1) == 0)
+            return i;
+    return KINDS;
+}
+
+skep_status key_file_parse(uint8_t secret[static KEY_FILE_SECRET_BYTES], enum key_file_kind kind,
+                           const void *content, size_t len, const char *name,
+                           struct skep_error *err)
 {
     const char *data = content;
     char digits[HEX_DIGITS + 1];
@@ -75,8 +99,15 @@ skep_status key_file_parse(uint8_t secret[static KEY_FILE_SECRET_BYTES], const v
         end--;
     if (end > 0 && data[end - 1] == '\r')
         end--;
-    if (end != HEX_DIGITS || count_hex(data, end) != HEX_DIGITS)
+    if (end < HEX_DIGITS || count_hex(data, end) != HEX_DIGITS)
         return refuse(data, len, name, err);
+    size_t found = parse_kind(data + HEX_DIGITS, end - HEX_DIGITS, kind);
+    if (found == KINDS)
+        return refuse(data, len, name, err);
+    if (found != kind)
+        return error_set(err, SKEP_DATA_LOSS,
+                         "%s: is %s, expected %s, as skep keygen %s PATH writes it", name,
+                         kinds[found].text, kinds[kind].text, kinds[kind].remedy);
     memcpy(digits, data, HEX_DIGITS);
     digits[HEX_DIGITS] = '\0';
     bool good = hex_decode(secret, KEY_FILE_SECRET_BYTES, digits);
@@ -122,8 +153,8 @@ static skep_status read_all(int fd, char *data, size_t cap, size_t *len, const c
     return SKEP_OK;
 }
 
-skep_status key_file_read(uint8_t secret[static KEY_FILE_SECRET_BYTES], const char *path,
-                          struct skep_error *err)
+skep_status key_file_read(uint8_t secret[static KEY_FILE_SECRET_BYTES], enum key_file_kind kind,
+                          const char *path, struct skep_error *err)
 {
     char data[READ_LIMIT] = {0};
     size_t len = 0;
@@ -138,7 +169,7 @@ skep_status key_file_read(uint8_t secret[static KEY_FILE_SECRET_BYTES], const ch
     if (rc == SKEP_OK)
         rc = read_all(fd, data, sizeof(data), &len, path, err);
     if (rc == SKEP_OK)
-        rc = key_file_parse(secret, data, len, path, err);
+        rc = key_file_parse(secret, kind, data, len, path, err);
     close(fd);
     sodium_memzero(data, sizeof(data));
     return rc;
@@ -167,11 +198,11 @@ skep_status key_file_make_parents(const char *path, struct skep_error *err)
     return SKEP_OK;
 }
 
-skep_status key_file_write(const uint8_t secret[static KEY_FILE_SECRET_BYTES], const char *path,
-                           struct skep_error *err)
+skep_status key_file_write(const uint8_t secret[static KEY_FILE_SECRET_BYTES],
+                           enum key_file_kind kind, const char *path, struct skep_error *err)
 {
     struct file_writer writer;
-    char line[HEX_DIGITS + 1];
+    char line[HEX_DIGITS + 1 + KIND_WORD_MAX + 2];
     skep_status rc = key_file_make_parents(path, err);
 
     if (rc != SKEP_OK)
@@ -180,8 +211,9 @@ skep_status key_file_write(const uint8_t secret[static KEY_FILE_SECRET_BYTES], c
     if (rc != SKEP_OK)
         return rc;
     hex_encode(line, secret, KEY_FILE_SECRET_BYTES);
-    line[HEX_DIGITS] = '\n'; /* in place of the NUL */
-    rc = file_writer_write(&writer, line, sizeof(line), err);
+    int len = HEX_DIGITS +
+              snprintf(line + HEX_DIGITS, sizeof(line) - HEX_DIGITS, " %s\n", kinds[kind].word);
+    rc = file_writer_write(&writer, line, (size_t)len, err);
     sodium_memzero(line, sizeof(line));
     if (rc == SKEP_OK)
         rc = file_writer_commit_new(&writer, err);

@@ -25,7 +25,7 @@ void swarm_key_from_secret(struct swarm_key *out, const uint8_t secret[static 32
 skep_status swarm_key_load(struct swarm_key *out, const char *path, struct skep_error *err)
 {
     uint8_t secret[KEY_FILE_SECRET_BYTES];
-    skep_status rc = key_file_read(secret, path, err);
+    skep_status rc = key_file_read(secret, KEY_FILE_SWARM_KEY, path, err);
 
     if (rc == SKEP_OK)
         swarm_key_from_secret(out, secret);
@@ -40,7 +40,7 @@ skep_status swarm_key_create(const char *path, struct skep_error *err)
     uint8_t secret[KEY_FILE_SECRET_BYTES];
 
     randombytes_buf(secret, sizeof(secret));
-    skep_status rc = key_file_write(secret, path, err);
+    skep_status rc = key_file_write(secret, KEY_FILE_SWARM_KEY, path, err);
     sodium_memzero(secret, sizeof(secret));
     return rc;
 }

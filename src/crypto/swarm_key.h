@@ -1,5 +1,5 @@
 /*
- * The key of a private swarm: 32 random bytes in a file (64 hex digits, mode 0600). From it come
+ * The key of a private swarm: 32 random bytes in a file (key_file.h). From it come
  * the Noise psk and the key that encrypts record bodies: BLAKE2b-256 keyed with the secret, over
  * the labels "skep swarm psk v1" and "skep swarm record v1".
  */

@@ -206,6 +206,19 @@ def case_identity_files():
             first.facts["peer_id"]
 
 
+def case_a_key_of_the_other_kind():
+    """In the place of the swarm's key an identity would be known to all who have the former."""
+    with Swarm() as swarm:
+        node, key = swarm.path("node.key"), swarm.path("swarm.key")
+        run("keygen", "--identity", node, "--swarm-key", key)
+        for command in (NODE, ("dht", "--listen", "127.0.0.1:*"), ("tracker", "--port", "0"),
+                        ("find", "ffn.0", "--initial-peers", "127.0.0.1:9")):
+            refused(1, [node, "is the identity of a node", "keygen --swarm-key"], *command,
+                    "--swarm-key", node)
+            refused(1, [key, "is the key of a private swarm", "keygen --identity"], *command,
+                    "--identity", key)
+
+
 def case_options_that_would_do_nothing_are_refused():
     for arguments, said in (
             (["--checkpoint-period", "9s"], "--checkpoint-period: goes with --checkpoint-dir"),

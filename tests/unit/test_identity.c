@@ -209,10 +209,10 @@ static void saved_identity_loads_back(void **state)
     assert_int_equal(st.st_mode & 07777, 0700);
     FILE *f = fopen(path, "rb");
     assert_non_null(f);
-    assert_int_equal(fread(content, 1, sizeof(content), f), 65);
+    assert_int_equal(fread(content, 1, sizeof(content) - 1, f), 74);
     fclose(f);
     assert_memory_equal(content, seed_hex, 64);
-    assert_int_equal(content[64], '\n');
+    assert_string_equal(content + 64, " identity\n");
     assert_int_equal(identity_load(&back, path, NULL), SKEP_OK);
     assert_memory_equal(&back, &id, sizeof(id));
     assert_int_equal(system("test \"$(ls -A $SKEP_TEST_FOLDER/new/deep)\" = node.key"), 0);
@@ -353,6 +353,12 @@ static void each_wrong_content_is_named(void **state)
         {"4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fbaa", 66, "66 hex digits"},
         {"4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb\n\n", 66,
          "64 hex digits and more behind them"},
+        {"4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb identities\n", 76,
+         "64 hex digits and more behind them"},
+        {"4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fbidentity", 72,
+         "64 hex digits and more behind them"},
+        {"4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb ", 65,
+         "64 hex digits and more behind them"},
         {"4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6f\0", 64,
          "64 bytes of binary data"},
         {" 4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb", 65,
@@ -384,6 +390,8 @@ static void line_ends_and_capitals_are_accepted(void **state)
         "4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb",
         "4CCD089B28FF96DA9DB6C346EC114E0F5B8A319F35ABA624DA8CF6ED4FB8A6FB\n",
         "4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb\r\n",
+        "4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb identity",
+        "4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb identity\r\n",
     };
     struct identity expected = known_identity(), id;
 

@@ -67,6 +67,47 @@ static void created_file_loads_and_is_private(void **state)
     rmdir(folder);
 }
 
+/* Whoever has a swarm's key would have the secret of that node, and the other way round. */
+static void a_key_of_the_other_kind_is_refused(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/skep-swarm-XXXXXX", swarm_path[64], node_path[64], plain_path[64];
+    static const char digits[] =
+        "4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb\n";
+    struct swarm_key key;
+    static const struct swarm_key no_key;
+    struct identity id;
+    struct skep_error err;
+
+    assert_non_null(mkdtemp(folder));
+    snprintf(swarm_path, sizeof(swarm_path), "%s/swarm.key", folder);
+    snprintf(node_path, sizeof(node_path), "%s/node.key", folder);
+    snprintf(plain_path, sizeof(plain_path), "%s/plain.key", folder);
+    assert_int_equal(swarm_key_create(swarm_path, NULL), SKEP_OK);
+    assert_int_equal(identity_load_or_create(&id, node_path, NULL), SKEP_OK);
+    assert_int_equal(swarm_key_load(&key, node_path, &err), SKEP_DATA_LOSS);
+    assert_non_null(strstr(err.message, node_path));
+    assert_non_null(strstr(err.message, "is the identity of a node, expected the key of a private "
+                                        "swarm, as skep keygen --swarm-key"));
+    assert_memory_equal(&key, &no_key, sizeof(key));
+    assert_int_equal(identity_load_or_create(&id, swarm_path, &err), SKEP_DATA_LOSS);
+    assert_non_null(strstr(err.message, swarm_path));
+    assert_non_null(strstr(err.message, "is the key of a private swarm, expected the identity of a "
+                                        "node, as skep keygen --identity"));
+    /* What people make by hand says nothing of what it is. */
+    FILE *f = fopen(plain_path, "w");
+    assert_non_null(f);
+    assert_true(fputs(digits, f) >= 0);
+    fclose(f);
+    assert_int_equal(chmod(plain_path, 0600), 0);
+    assert_int_equal(swarm_key_load(&key, plain_path, NULL), SKEP_OK);
+    assert_int_equal(identity_load(&id, plain_path, NULL), SKEP_OK);
+    unlink(swarm_path);
+    unlink(node_path);
+    unlink(plain_path);
+    rmdir(folder);
+}
+
 static void sealed_bodies_open_with_the_same_key_and_context_only(void **state)
 {
     (void)state;
@@ -116,6 +157,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sub_keys_are_as_documented),
         cmocka_unit_test(created_file_loads_and_is_private),
+        cmocka_unit_test(a_key_of_the_other_kind_is_refused),
         cmocka_unit_test(sealed_bodies_open_with_the_same_key_and_context_only),
         cmocka_unit_test(every_truncation_and_flipped_bit_is_refused),
         cmocka_unit_test(empty_bodies_seal),
