@@ -191,6 +191,28 @@ skep_status listeners_open(struct listeners *out, const struct endpoint *listen_
     return rc;
 }
 
+skep_status listeners_check(const struct endpoint *listen_on, struct skep_error *err)
+{
+    struct address all[LISTENER_MAX_ADDRESSES];
+    size_t count = 0, good = 0;
+    skep_status rc = SKEP_OK;
+
+    if (listen_on->port != 0)
+        rc = endpoint_resolve(listen_on, all, LISTENER_MAX_ADDRESSES, &count, err);
+    for (size_t i = 0; i < count && (rc == SKEP_OK || rc == SKEP_UNAVAILABLE); i++) {
+        int fd = -1;
+
+        /* Bound alone it refuses connections, and a server that is up is in the way all the same.
+         */
+        rc = is_repeat(all, i) ? SKEP_OK : bind_one(&all[i], false, &fd, err);
+        if (rc == SKEP_OK)
+            good++;
+        if (fd >= 0)
+            close(fd);
+    }
+    return rc == SKEP_UNAVAILABLE && good > 0 ? SKEP_OK : rc;
+}
+
 void listeners_close(struct listeners *l)
 {
     for (size_t a = 0; a < LISTENER_MAX_ADDRESSES; a++)

@@ -30,6 +30,12 @@ struct listeners {
  */
 SKEP_MUST_CHECK skep_status listeners_open(struct listeners *out, const struct endpoint *listen,
                                            size_t threads, struct skep_error *err);
+/*
+ * Whether listeners_open() would find the port free, without listening: for those who do much
+ * before they serve and want to know first. Port 0: SKEP_OK. Blocks, and fails, as listeners_open()
+ * does.
+ */
+SKEP_MUST_CHECK skep_status listeners_check(const struct endpoint *listen, struct skep_error *err);
 /* Closes what is still open. */
 void listeners_close(struct listeners *l);
 

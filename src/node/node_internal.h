@@ -129,6 +129,9 @@ SKEP_MUST_CHECK skep_status node_check_memory(const struct skep_node *node,
 
 /* node_tracker.c: the tracker beside the node, and its own registration with one. */
 skep_status node_open_leases(struct skep_node *node, struct skep_error *err);
+/* Whether the tracker's port is free, if one was asked for. */
+SKEP_MUST_CHECK skep_status node_check_tracker_port(const struct skep_node *node,
+                                                    struct skep_error *err);
 skep_status node_open_tracking(struct skep_node *node, uint32_t features, struct skep_error *err);
 skep_status node_open_registration(struct skep_node *node, struct skep_error *err);
 /* The endpoints of the node are known, or have changed. */

@@ -81,6 +81,26 @@ static void set_tracker_facts(struct skep_node *node, struct tracking *tracking)
     atomic_store(&node->service.tracking, tracking);
 }
 
+skep_status node_check_tracker_port(const struct skep_node *node, struct skep_error *err)
+{
+    const struct settings *s = &node->settings;
+    struct tracking_config ports;
+
+    if (s->options.no_tracker || !asks_for_port(s))
+        return SKEP_OK;
+    choose_ports(s, &ports);
+    const struct tracker_server_config config = {
+        .host = ports.host,
+        .port = ports.port,
+        .port_end = ports.port_end,
+        .reuse_addr = s->options.tracker_reuse_addr,
+    };
+    skep_status rc = tracker_server_check(&config, err);
+    if (rc != SKEP_OK)
+        error_prefix(err, "tracker");
+    return rc;
+}
+
 skep_status node_open_tracking(struct skep_node *node, uint32_t features, struct skep_error *err)
 {
     const struct settings *s = &node->settings;

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/fd.h"
 #include "base/log.h"
+#include "net/listener.h"
 #include "node/memory.h"
 #include "wire/tensor_codec.h"
 
@@ -355,6 +356,17 @@ static skep_status open_checkpointer(struct skep_node *node, struct skep_error *
     return rc;
 }
 
+/* What would end the start anyway is told before others hear of this node and before it waits for
+ * them, which may take ten seconds. */
+static skep_status check_places(struct skep_node *node, struct skep_error *err)
+{
+    skep_status rc = listeners_check(&node->settings.listen, err);
+
+    if (rc == SKEP_OK)
+        rc = node_check_tracker_port(node, err);
+    return rc == SKEP_OK ? node_open_checkpoints(node, err) : rc;
+}
+
 skep_status node_bring_up(struct skep_node *node, struct skep_error *err)
 {
     skep_status rc;
@@ -362,6 +374,8 @@ skep_status node_bring_up(struct skep_node *node, struct skep_error *err)
     fd_raise_limit();
     node->started_us = clock_mono_us();
     rc = node_check_memory(node, NULL, err);
+    if (rc == SKEP_OK)
+        rc = check_places(node, err);
     if (rc == SKEP_OK)
         rc = join_swarm(node, err);
     if (rc == SKEP_OK)

@@ -68,6 +68,10 @@ struct tracker_server_counters {
  */
 SKEP_MUST_CHECK skep_status tracker_server_new(const struct tracker_server_config *config,
                                                struct tracker_server **out, struct skep_error *err);
+/* Whether it would find a free port now: host, port, port_end and reuse_addr count. Errors as
+ * tracker_server_new(). */
+SKEP_MUST_CHECK skep_status tracker_server_check(const struct tracker_server_config *config,
+                                                 struct skep_error *err);
 /* Stops if need be, at once, waits and frees. NULL is allowed. */
 void tracker_server_free(struct tracker_server *server);
 

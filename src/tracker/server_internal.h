@@ -100,7 +100,8 @@ struct tracker_server {
     enum server_state state; /* written by the loop's thread */
 };
 
-/* server_listen.c. Binds the first free port of the range. */
+/* server_listen.c. Binds the first free port of the range. @param out  NULL: says only whether
+ * there is one, without listening. */
 SKEP_MUST_CHECK skep_status tracker_listen(struct listeners *out, const char *host, uint16_t port,
                                            uint32_t port_end, bool reuse_addr,
                                            struct skep_error *err);

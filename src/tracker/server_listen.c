@@ -47,6 +47,12 @@ static bool has_no_lingering(const struct endpoint *e)
     return free;
 }
 
+static skep_status take_port(struct listeners *out, const struct endpoint *e,
+                             struct skep_error *err)
+{
+    return out != NULL ? listeners_open(out, e, 1, err) : listeners_check(e, err);
+}
+
 skep_status tracker_listen(struct listeners *out, const char *host, uint16_t port,
                            uint32_t port_end, bool reuse_addr, struct skep_error *err)
 {
@@ -57,7 +63,7 @@ skep_status tracker_listen(struct listeners *out, const char *host, uint16_t por
     if (rc != SKEP_OK)
         return rc;
     if (port == 0)
-        return listeners_open(out, &e, 1, err);
+        return take_port(out, &e, err);
     if (port_end <= port || port_end > UINT16_MAX + 1)
         return error_set(err, SKEP_INVALID_ARGUMENT,
                          "ports from %u to below %u: expected port < port_end <= 65536",
@@ -66,7 +72,7 @@ skep_status tracker_listen(struct listeners *out, const char *host, uint16_t por
         e.port = (uint16_t)p;
         if (!reuse_addr && !has_no_lingering(&e))
             continue;
-        rc = listeners_open(out, &e, 1, &why);
+        rc = take_port(out, &e, &why);
         if (rc == SKEP_OK)
             return rc;
         if (rc != SKEP_FAILED_PRECONDITION) {
@@ -78,4 +84,10 @@ skep_status tracker_listen(struct listeners *out, const char *host, uint16_t por
     return error_set(err, SKEP_FAILED_PRECONDITION,
                      "%s: no port from %u to %u is free (all are in use)", host, (unsigned)port,
                      (unsigned)port_end - 1);
+}
+
+skep_status tracker_server_check(const struct tracker_server_config *config, struct skep_error *err)
+{
+    return tracker_listen(NULL, config->host, config->port, config->port_end, config->reuse_addr,
+                          err);
 }

@@ -130,6 +130,30 @@ def case_ports_in_use():
         refused(1, [first.endpoint, "in use"], "node", "--listen", first.endpoint)
 
 
+def case_a_start_that_must_fail_is_told_before_joining():
+    """Nobody has heard of the node then, and nobody has waited for peers that do not answer."""
+    with Swarm() as swarm, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer, \
+            socket.create_server(("127.0.0.1", 0)) as server:
+        peer.bind(("127.0.0.1", 0))
+        peer.setblocking(False)
+        taken = "127.0.0.1:%d" % server.getsockname()[1]
+        file = write(swarm.path("file"), b"", 0o600)
+        rows = [(["--listen", taken], [taken, "in use"]),
+                ([*NODE[1:], "--tracker-listen", taken], ["tracker", "in use"]),
+                ([*NODE[1:], "--checkpoint-dir", file], [file, "not a folder"]),
+                ([*NODE[1:], "--checkpoint-dir", file + "/below"], [file + "/below", "make this"]),
+                ([*NODE[1:], "--checkpoint-dir", "/proc"], ["/proc", "write checkpoints"])]
+        for arguments, texts in rows:
+            said = refused(1, texts, "node", *arguments, "--expert-pattern", "ffn.[0:4].[0:4]",
+                           "--hidden-dim", "16", "--initial-peers",
+                           "127.0.0.1:%d" % peer.getsockname()[1])
+            assert "peer" not in said, said
+            try:
+                raise AssertionError("%s: joined: %s" % (arguments, peer.recv(2048)))
+            except BlockingIOError:
+                pass
+
+
 def unprivileged():
     """A prefix to run a command as nobody, or None."""
     if os.getuid() != 0:

@@ -101,6 +101,30 @@ static void port_of_a_running_server_is_refused_by_name(void **state)
     listeners_close(&second);
 }
 
+/* And whoever asks is not in the way of who serves. */
+static void a_check_tells_what_listening_would(void **state)
+{
+    (void)state;
+    struct listeners l, other;
+    struct endpoint e = at("127.0.0.1", 0);
+    struct skep_error err = {0}, same = {0};
+
+    assert_int_equal(listeners_check(&e, NULL), SKEP_OK);
+    assert_int_equal(listeners_open(&l, &e, 2, NULL), SKEP_OK);
+    e.port = l.bound.port;
+    assert_int_equal(listeners_check(&e, &err), SKEP_FAILED_PRECONDITION);
+    assert_int_equal(listeners_open(&other, &e, 1, &same), SKEP_FAILED_PRECONDITION);
+    assert_string_equal(err.message, same.message);
+    listeners_close(&l);
+    assert_int_equal(listeners_check(&e, NULL), SKEP_OK);
+    assert_false(connects("127.0.0.1", e.port));
+    assert_int_equal(listeners_open(&l, &e, 2, NULL), SKEP_OK);
+    listeners_close(&l);
+    e = at("192.0.2.77", 4000);
+    assert_int_equal(listeners_check(&e, &err), SKEP_UNAVAILABLE);
+    assert_non_null(strstr(err.message, "192.0.2.77"));
+}
+
 static void foreign_address_and_unknown_name_are_unavailable(void **state)
 {
     (void)state;
@@ -178,6 +202,7 @@ int main(void)
         cmocka_unit_test(all_threads_sockets_share_the_port_picked),
         cmocka_unit_test(sockets_stay_out_of_the_low_numbers),
         cmocka_unit_test(port_of_a_running_server_is_refused_by_name),
+        cmocka_unit_test(a_check_tells_what_listening_would),
         cmocka_unit_test(foreign_address_and_unknown_name_are_unavailable),
         cmocka_unit_test(wildcard_of_ipv6_serves_ipv4_too),
         cmocka_unit_test(wildcard_of_ipv4_serves_no_ipv6),
