@@ -86,7 +86,7 @@ SKEP_API void skep_client_free(struct skep_client *client);
 
 /**
  * Waits until a DHT peer has answered.
- * @return SKEP_DEADLINE_EXCEEDED, naming the peers tried, if none did in time. Joining goes on.
+ * @return SKEP_DEADLINE_EXCEEDED, naming the swarm, if none did in time. Joining goes on.
  */
 SKEP_API SKEP_MUST_CHECK skep_status skep_client_wait_joined(struct skep_client *client,
                                                              uint32_t timeout_ms,

@@ -165,7 +165,7 @@ static bool is_announced(const struct check *c, const struct endpoint *e)
 
 /* --- whom to ask --------------------------------------------------------------------------- */
 
-/* A neighbour on this machine sees nothing of a firewall, except where all is on one machine. */
+/* A neighbour on this machine, or behind the same router, sees nothing of a firewall. */
 static bool is_neighbour(const struct check *c, const struct record_node *node)
 {
     for (size_t i = 0; i < node->endpoint_count; i++)
@@ -177,7 +177,7 @@ static bool is_neighbour(const struct check *c, const struct record_node *node)
 static void add_candidate(struct check *c, const struct record *record)
 {
     const struct record_node *node = &record->node;
-    bool loopback = swarm_record(c->reach->config.swarm)->loopback;
+    bool loopback = swarm_record(c->reach->config.swarm)->loopback; /* all are neighbours */
     struct candidate *candidate;
 
     if (c->candidate_count == MAX_CANDIDATES || (!loopback && is_neighbour(c, node)))
@@ -361,10 +361,13 @@ static void say_nobody(const struct check *c, struct verdict *out)
     else if (swarm_peer_count(config->swarm) == 0)
         unchecked(out, "could not check: nobody has joined yet");
     else if (c->endpoint_count == 0)
-        unchecked(out,
-                  "could not check: nothing is announced; give --announce or another --listen");
+        unchecked(
+            out,
+            "could not check: nothing is announced, so nobody finds this node: no peer sees it "
+            "at an address that others could use (who joins by 127.0.0.1 sees it there); give "
+            "--announce, or let peers join by another address of this machine");
     else if (c->candidate_count == 0)
-        unchecked(out, "could not check: the swarm has no other node on another machine yet");
+        unchecked(out, "could not check: the swarm has no other node at another address yet");
     else
         unchecked(out, "could not check: none of %zu nodes could be asked: %s", c->candidate_count,
                   c->failure);

@@ -153,6 +153,30 @@ def case_nobody_to_ask():
         expect(said(node), False, "could not check: the swarm has no other node")
 
 
+def case_neighbours_are_asked_on_loopback_only():
+    """At the same address they see nothing of a firewall; but where all is on loopback, so do all."""
+    with Network() as net, Swarm() as swarm:
+        bootstrap = swarm_of_askers(swarm, net)
+        third = swarm.node("third", ["ffn.0"], [bootstrap.peer], listen="10.9.0.1:*",
+                           inside=net.a.inside)
+        expect(said(third), False, "could not check: the swarm has no other node at another address")
+    with Swarm() as swarm:
+        first = swarm.node("first", ["ffn.0"], [])
+        second = swarm.node("second", ["ffn.1"], [first.peer])
+        for node in (first, second):
+            node.wait_log("has reached %s" % node.endpoint, 60)
+
+
+def case_nothing_to_announce():
+    """A wildcard says nothing of an address, and who joins by loopback cannot tell one either."""
+    with Network() as net, Swarm() as swarm:
+        first = swarm.node("first", ["ffn.0"], [], listen="0.0.0.0:*", inside=net.a.inside)
+        swarm.node("second", ["ffn.1"], ["127.0.0.1:%d" % first.facts["dht_port"]],
+                   listen="0.0.0.0:*", inside=net.a.inside)
+        expect(said(first), False, "could not check: nothing is announced", "127.0.0.1",
+               "--announce")
+
+
 def health(node, host):
     """`skep peers` of the node alone, asked on its own host: what it says of itself."""
     out, _ = run("peers", "--endpoint", "%s:%d" % (host, node.port), "--json",
