@@ -37,6 +37,7 @@ struct node {
     uint32_t chain;                /* in the hash table; NO_NODE: last */
     enum node_state state;
     bool watched;
+    bool outside_counted;
     struct prefix_view *view;   /* shared; of an active prefix */
     struct provider *providers; /* owned; of an active expert */
     size_t provider_count;
@@ -274,14 +275,16 @@ static bool list_next(struct search *s, struct sample *p, const double *scores)
         return false;
     p->total = 0;
     for (size_t b = 0; b < p->beam_count; b++) {
-        const struct prefix_view *view = s->before.nodes[p->beam[b].node].view;
-        size_t n;
+        struct node *parent = &s->before.nodes[p->beam[b].node];
+        const struct prefix_view *view = parent->view;
+        size_t n, inside = 0;
         const int64_t *coords = prefix_view_coords(view, &n);
-        for (size_t i = 0; i < n; i++) {
-            if (coords[i] >= size) {
-                s->result->outside += n - i;
-                break;
-            }
+        while (inside < n && coords[inside] < size)
+            inside++;
+        if (!parent->outside_counted) /* samples share prefixes */
+            s->result->outside += n - inside;
+        parent->outside_counted = true;
+        for (size_t i = 0; i < inside; i++) {
             if (prefix_view_is_alive(view, i, depth, s->now_s))
                 p->list[p->total++] = (struct candidate){p->beam[b].score + scores[coords[i]],
                                                          p->beam[b].node, (int32_t)coords[i]};

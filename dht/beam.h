@@ -65,7 +65,8 @@ struct beam_result {
     bool partial;          /* the deadline or a failed lookup cut it short: some may be missing */
     skep_status status;    /* SKEP_OK; with `partial` what cut it short */
     size_t lookups;        /* prefixes and experts asked for */
-    size_t outside;        /* coordinates beyond the grid that were ignored */
+    size_t outside;        /* coordinates beyond the grid that were ignored, under the prefixes of
+                              the beams, each once */
 };
 
 /*

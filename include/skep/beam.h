@@ -89,6 +89,13 @@ SKEP_API bool skep_beam_search_hit(const struct skep_beam_search *search, size_t
 /** Whether something may be missing: why, in err (which may be NULL). */
 SKEP_API bool skep_beam_search_partial(const struct skep_beam_search *search,
                                        struct skep_error *err);
+/**
+ * How many coordinates were ignored because they are not of the grid: alive under the prefixes that
+ * were searched, but not below their dimension's size. The first dimension is not among them, since
+ * its prefixes are asked for one by one. More than 0 says that nodes serve experts by another grid
+ * than this one; a client logs that once.
+ */
+SKEP_API size_t skep_beam_search_outside(const struct skep_beam_search *search);
 
 #ifdef __cplusplus
 }

@@ -134,3 +134,8 @@ bool skep_beam_search_partial(const struct skep_beam_search *s, struct skep_erro
         *err = s->cut_short;
     return s->found.partial;
 }
+
+size_t skep_beam_search_outside(const struct skep_beam_search *s)
+{
+    return s->found.outside;
+}

@@ -32,8 +32,9 @@ struct skep_client {
     uint64_t started_us; /* when it was made */
     enum skep_compression compression, grad_compression;
     _Atomic uint64_t not_compressed;
-    struct swarm *swarm; /* owned: swarm_leave(); NULL without DHT */
-    struct pool *pool;   /* owned: pool_free() */
+    atomic_bool told_outside; /* that there are experts outside a grid: logged once */
+    struct swarm *swarm;      /* owned: swarm_leave(); NULL without DHT */
+    struct pool *pool;        /* owned: pool_free() */
 
     uint32_t hedge_after_ms;
 

@@ -7,6 +7,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "base/tensor.h"
 
 _Static_assert((int)SKEP_GRID_MAX_DIMS == (int)BEAM_MAX_DIMS, "a grid can be searched");
@@ -142,6 +143,18 @@ static bool is_usable(void *arg, const char *uid, const struct provider *provide
     return usable;
 }
 
+/* Somebody serves experts by another grid than the one searched: said once, not with each pass. */
+static void tell_outside(struct skep_client *client, const struct skep_grid *grid, size_t outside)
+{
+    char text[160];
+
+    if (outside > 0 && !atomic_exchange_explicit(&client->told_outside, true, memory_order_relaxed))
+        log_warn(
+            "grid %s: %zu coordinates alive under the prefixes searched lie outside it and are "
+            "ignored; said once",
+            grid_describe(grid, text, sizeof(text)), outside);
+}
+
 skep_status grid_search(struct skep_client *client, const struct skep_grid *grid,
                         const struct score_lines *scores, bool pass_over_failing,
                         struct beam_query *query, struct beam_result *out, struct skep_error *err)
@@ -157,5 +170,8 @@ skep_status grid_search(struct skep_client *client, const struct skep_grid *grid
     query->scores = (const double *const *)scores->lines;
     query->usable = pass_over_failing ? is_usable : NULL;
     query->arg = client;
-    return beam_search(swarm_directory(client->swarm), query, out, err);
+    skep_status rc = beam_search(swarm_directory(client->swarm), query, out, err);
+    if (rc == SKEP_OK)
+        tell_outside(client, grid, out->outside);
+    return rc;
 }

@@ -570,6 +570,56 @@ static void nobody_found_is_one_error_that_says_where_and_how_long(void **state)
     batch_free(&b);
 }
 
+/* ---- grids of another size */
+
+static struct {
+    unsigned lines;
+    char last[256];
+} heard;
+
+static void hear(enum skep_log_level level, const char *line, void *arg)
+{
+    (void)arg;
+    if (level != SKEP_LOG_WARNING || strstr(line, "outside") == NULL)
+        return;
+    heard.lines++;
+    snprintf(heard.last, sizeof(heard.last), "%s", line);
+}
+
+/* B76: what lies outside is ignored with a count, and logged once. */
+static void coordinates_outside_the_grid_are_counted_and_told_once(void **state)
+{
+    (void)state;
+    const struct skep_grid grid = {.prefix = "ffn.", .dims = 2, .sizes = {SIDE, SIDE - 2}};
+    struct skep_client *newcomer = fake_client(net_port(&nodes[0].net));
+    struct batch b = batch_new(3, 32);
+    int64_t shape[2] = {3, SIDE - 2};
+    DLManagedTensor *narrow;
+
+    assert_int_equal(skep_tensor_new(DTYPE_F32, 2, shape, &narrow, NULL), SKEP_OK);
+    memset(skep_tensor_data(&narrow->dl_tensor), 0, (SIDE - 2) * 3 * sizeof(float));
+    const DLTensor *scores[] = {&b.lines[0]->dl_tensor, &narrow->dl_tensor};
+    memset(&heard, 0, sizeof(heard));
+    skep_log_set(SKEP_LOG_WARNING, hear, NULL);
+    for (int i = 0; i < 2; i++) {
+        struct skep_beam_search *search;
+        struct skep_error err;
+        if (skep_beam_search_run(newcomer, &grid, scores, NULL, &search, &err) != SKEP_OK)
+            fail_msg("%s", err.message);
+        /* Two under each of the four prefixes, however many samples share these. */
+        assert_int_equal(skep_beam_search_outside(search), 2 * SIDE);
+        for (size_t s = 0; s < 3; s++)
+            assert_int_equal(skep_beam_search_count(search, s), 4);
+        skep_beam_search_free(search);
+    }
+    skep_log_set(SKEP_LOG_ERROR, NULL, NULL);
+    assert_int_equal(heard.lines, 1);
+    assert_non_null(strstr(heard.last, "ffn.[4, 2]"));
+    skep_tensor_free(narrow);
+    batch_free(&b);
+    skep_client_free(newcomer);
+}
+
 static void bad_arguments_are_named(void **state)
 {
     (void)state;
@@ -714,6 +764,7 @@ int main(void)
         TEST(a_pass_ends_when_there_is_nobody_more_to_ask),
         TEST(a_backward_with_too_few_answers_fails),
         TEST(nobody_found_is_one_error_that_says_where_and_how_long),
+        TEST(coordinates_outside_the_grid_are_counted_and_told_once),
         TEST(bad_arguments_are_named),
         TEST(tensors_travel_as_the_layer_says),
         TEST(masked_experts_are_never_asked),
