@@ -318,7 +318,9 @@ static int check_usage(const struct options *o)
     if (key != NULL && o->positional_count > 0)
         return cli_usage_error(table.command, "--resource and UIDs do not go together");
     if (key == NULL && o->positional_count == 0)
-        return cli_usage_error(table.command, "expected a UID, or --resource KEY");
+        return cli_usage_error(table.command,
+                               "expected a UID, a prefix such as \"ffn.\", or --resource "
+                               "KEY");
     if (key != NULL && (key[0] == '\0' || strlen(key) >= RECORD_RESOURCE_KEY_BYTES))
         return cli_usage_error(table.command, "--resource: %zu bytes, expected 1 to %d",
                                strlen(key), RECORD_RESOURCE_KEY_BYTES - 1);

@@ -38,6 +38,7 @@ done
 expect 2 'did you mean keygen?' keygne
 expect 2 '"nonsense": unknown command' help nonsense
 expect 2 'no benchmark "nonsense"' help bench nonsense
+expect 2 'expected a UID, a prefix such as "ffn.", or --resource KEY' find
 
 # A switch this build does not have is refused, never ignored.
 expect 2 '--peer-to-peer: unknown option' keygen --peer-to-peer
