@@ -1,17 +1,16 @@
 /* Beam search over real nodes on loopback, against golden cases and against looking at every
  * expert. */
 #include <inttypes.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 
 #include "dht_net.h"
-#include "dht/beam.h"
+#include "golden_moe.h"
 
 enum {
     NODES = 3, /* the first only searches */
     MAX_EXPERTS = 4096,
-    MAX_CASES = 32,
+    MAX_CASES = GOLDEN_MAX_SCENARIOS + 16,
     MAX_SAMPLES = 8,
 };
 
@@ -92,46 +91,34 @@ static struct grid *add_random_grid(size_t dims, const int64_t *sizes, double ch
 
 /* ---- golden files */
 
-static json_t *load_golden(const char *name)
-{
-    const char *base = getenv("SKEP_GOLDEN_DIR");
-    char path[512];
-    json_error_t error;
+static struct golden_moe golden; /* scenario i is grid i */
 
-    snprintf(path, sizeof(path), "%s/moe/%s", base != NULL ? base : "tests/golden", name);
-    json_t *root = json_load_file(path, 0, &error);
-    if (root == NULL)
-        fail_msg("%s: %s", path, error.text);
-    return root;
+static void add_golden(const struct golden_scenario *scenario)
+{
+    struct grid *g = add_grid(scenario->dims, scenario->sizes, json_array_size(scenario->alive));
+    json_t *uid;
+    size_t i;
+
+    json_array_foreach(scenario->alive, i, uid)
+    {
+        int64_t coords[BEAM_MAX_DIMS];
+        golden_coords(scenario, uid, coords);
+        add_alive(g, coords);
+    }
 }
 
-static const char *const golden_names[] = {"grid_4x4.json", "grid_8x8x8.json"};
-enum { GOLDEN_FILES = 2 };
-static json_t *golden[GOLDEN_FILES];
-static size_t golden_first[GOLDEN_FILES]; /* grid of the first scenario */
-
-static void add_golden(size_t file)
+/* The first grid of so many dimensions, all of whose experts are alive if it is to be `whole`. */
+static const struct grid *find_grid(size_t dims, bool whole)
 {
-    json_t *scenario, *uid, *size;
-    size_t i, k, dims = 0;
-    int64_t sizes[BEAM_MAX_DIMS];
-
-    golden[file] = load_golden(golden_names[file]);
-    json_array_foreach(json_object_get(golden[file], "grid"), i, size) sizes[dims++] =
-        json_integer_value(size);
-    golden_first[file] = grid_count;
-    json_array_foreach(json_object_get(golden[file], "scenarios"), i, scenario)
-    {
-        json_t *alive = json_object_get(scenario, "alive");
-        struct grid *g = add_grid(dims, sizes, json_array_size(alive));
-        json_array_foreach(alive, k, uid)
-        {
-            struct uid parsed;
-            assert_int_equal(uid_parse(&parsed, json_string_value(uid), NULL), SKEP_OK);
-            assert_int_equal(parsed.coord_count, dims);
-            add_alive(g, parsed.coords);
-        }
+    for (size_t i = 0; i < grid_count; i++) {
+        size_t all = 1;
+        for (size_t d = 0; d < grids[i].dims; d++)
+            all *= (size_t)grids[i].sizes[d];
+        if (grids[i].dims == dims && (!whole || grids[i].alive_count == all))
+            return &grids[i];
     }
+    fail_msg("no grid of %zu dimensions", dims);
+    return NULL;
 }
 
 /* ---- the swarm */
@@ -145,8 +132,9 @@ static int start_swarm(void **state)
     seed = (unsigned)time(NULL);
     printf("seed %u\n", seed);
     srand(seed);
-    for (size_t i = 0; i < GOLDEN_FILES; i++)
-        add_golden(i);
+    golden_moe_load(&golden);
+    for (size_t i = 0; i < golden.count; i++)
+        add_golden(&golden.scenarios[i]);
     add_random_grid(1, s4, 0.7);
     add_random_grid(2, s44, 0.5);
     add_random_grid(3, s315, 0.7);
@@ -175,8 +163,7 @@ static int stop_swarm(void **state)
     for (size_t i = 1; i < NODES; i++)
         handler_free(handlers[i], clock_deadline_us(2000));
     net_stop_many(nodes, NODES);
-    for (size_t i = 0; i < GOLDEN_FILES; i++)
-        json_decref(golden[i]);
+    golden_moe_free(&golden);
     for (size_t i = 0; i < grid_count; i++)
         free(grids[i].alive);
     for (size_t n = 0; n < NODES; n++)
@@ -291,19 +278,9 @@ static void expect_brute_force(const struct grid *g, const struct scores *s, siz
 
 /* ---- tests */
 
-static void read_sample(const json_t *sample, const struct grid *g, struct scores *s)
+static void expect_golden(const json_t *expected, const struct beam_result *r)
 {
-    json_t *lines = json_object_get(sample, "grid_scores"), *line, *score;
-    size_t d, c;
-
-    scores_new(s, g, 1);
-    json_array_foreach(lines, d, line) json_array_foreach(line, c, score) s->of[d][c] =
-        json_real_value(score);
-}
-
-static void expect_golden(const json_t *sample, const struct grid *g, const struct beam_result *r)
-{
-    json_t *expected = json_object_get(sample, "expected"), *one;
+    json_t *one;
     size_t i;
 
     assert_int_equal(r->hit_count[0], json_array_size(expected));
@@ -312,26 +289,27 @@ static void expect_golden(const json_t *sample, const struct grid *g, const stru
         const char *uid = json_string_value(json_object_get(one, "uid"));
         const struct beam_expert *e = &r->experts[r->hits[i].expert];
         assert_string_equal(strchr(e->uid, '.'), strchr(uid, '.'));
-        assert_true(fabs(r->hits[i].score - json_real_value(json_object_get(one, "score"))) < 1e-5);
-        (void)g;
+        assert_true(fabs(r->hits[i].score - json_number_value(json_object_get(one, "score"))) <
+                    1e-5);
     }
 }
 
 /* Rank by rank at least as good as a plain beam of width k. */
-static void expect_as_good_as_beam(const json_t *sample, const struct grid *g,
+static void expect_as_good_as_beam(const struct golden_scenario *scenario, size_t sample,
                                    const struct scores *s, const struct beam_result *r)
 {
-    json_t *beam = json_object_get(sample, "beam"), *uid;
+    const json_t *beam = json_object_get(json_array_get(scenario->samples, sample), "beam");
+    json_t *uid;
     size_t i;
 
     assert_true(r->hit_count[0] >= json_array_size(beam));
     json_array_foreach(beam, i, uid)
     {
-        struct uid parsed;
+        int64_t coords[BEAM_MAX_DIMS];
         double score = 0;
-        assert_int_equal(uid_parse(&parsed, json_string_value(uid), NULL), SKEP_OK);
-        for (size_t d = 0; d < g->dims; d++)
-            score += s->of[d][parsed.coords[d]];
+        golden_coords(scenario, uid, coords);
+        for (size_t d = 0; d < scenario->dims; d++)
+            score += s->of[d][coords[d]];
         assert_true(r->hits[i].score >= score - 1e-5);
     }
 }
@@ -339,26 +317,22 @@ static void expect_as_good_as_beam(const json_t *sample, const struct grid *g,
 static void golden_cases_are_found_exactly(void **state)
 {
     (void)state;
-    for (size_t file = 0; file < GOLDEN_FILES; file++) {
-        json_t *scenario, *sample;
-        size_t i, n;
-        json_array_foreach(json_object_get(golden[file], "scenarios"), i, scenario)
-        {
-            const struct grid *g = &grids[golden_first[file] + i];
-            json_array_foreach(json_object_get(scenario, "samples"), n, sample)
-            {
-                struct scores s;
-                read_sample(sample, g, &s);
-                struct beam_query q = query_of(g, &s, 1, 4, 64);
-                struct beam_result r = search(&q);
-                expect_golden(sample, g, &r);
-                beam_result_free(&r);
-                q.width = 4;
-                r = search(&q);
-                expect_as_good_as_beam(sample, g, &s, &r);
-                beam_result_free(&r);
-                scores_free(&s, g);
-            }
+    for (size_t i = 0; i < golden.count; i++) {
+        const struct golden_scenario *scenario = &golden.scenarios[i];
+        for (size_t n = 0; n < json_array_size(scenario->samples); n++) {
+            struct scores s;
+            scores_new(&s, &grids[i], 1);
+            for (size_t d = 0; d < scenario->dims; d++)
+                golden_scores(scenario, n, d, s.of[d]);
+            struct beam_query q = query_of(&grids[i], &s, 1, scenario->k, 64);
+            struct beam_result r = search(&q);
+            expect_golden(golden_expected(scenario, n), &r);
+            beam_result_free(&r);
+            q.width = scenario->k;
+            r = search(&q);
+            expect_as_good_as_beam(scenario, n, &s, &r);
+            beam_result_free(&r);
+            scores_free(&s, &grids[i]);
         }
     }
 }
@@ -366,7 +340,7 @@ static void golden_cases_are_found_exactly(void **state)
 static void random_grids_equal_brute_force(void **state)
 {
     (void)state;
-    for (size_t i = 2 * 5; i < grid_count; i++) {
+    for (size_t i = golden.count; i < grid_count; i++) {
         struct scores s;
         scores_new(&s, &grids[i], MAX_SAMPLES);
         for (size_t k = 1; k <= 6; k += 5)
@@ -378,7 +352,7 @@ static void random_grids_equal_brute_force(void **state)
 static void ties_and_minus_infinity_come_in_a_fixed_order(void **state)
 {
     (void)state;
-    for (size_t i = 2 * 5; i < grid_count - 1; i++) {
+    for (size_t i = golden.count; i < grid_count - 1; i++) {
         const struct grid *g = &grids[i];
         struct scores s;
         scores_new(&s, g, MAX_SAMPLES);
@@ -395,7 +369,7 @@ static void ties_and_minus_infinity_come_in_a_fixed_order(void **state)
 static void a_batch_asks_for_each_prefix_once(void **state)
 {
     (void)state;
-    const struct grid *g = &grids[golden_first[1] + 1]; /* all of 8x8x8 alive */
+    const struct grid *g = find_grid(3, true); /* of 8x8x8 */
     struct scores s;
     struct directory_stats before, after;
 
@@ -422,7 +396,7 @@ static void a_batch_asks_for_each_prefix_once(void **state)
 static void what_prefixes_say_of_the_next_level_is_not_asked_for(void **state)
 {
     (void)state;
-    const struct grid *g = &grids[golden_first[1] + 1]; /* all of 8x8x8 alive */
+    const struct grid *g = find_grid(3, true); /* of 8x8x8 */
     struct net_node newcomer;
     struct directory_stats stats;
     struct beam_result r;
@@ -460,7 +434,7 @@ static void nothing_is_found_where_nothing_is(void **state)
 static void a_lone_node_says_that_nobody_could_be_asked(void **state)
 {
     (void)state;
-    const struct grid *g = &grids[0];
+    const struct grid *g = find_grid(2, true);
     struct net_node alone;
     struct scores s;
     struct beam_result r;
@@ -482,7 +456,7 @@ static void a_lone_node_says_that_nobody_could_be_asked(void **state)
 static void a_passed_deadline_ends_it_with_what_is_known(void **state)
 {
     (void)state;
-    const struct grid *g = &grids[golden_first[0] + 1]; /* all of 4x4 alive */
+    const struct grid *g = find_grid(2, true);
     struct scores s;
 
     scores_new(&s, g, 1);
@@ -718,7 +692,7 @@ static bool not_of_node_1(void *arg, const char *uid, const struct provider *pro
 static void nodes_that_are_avoided_are_passed_over(void **state)
 {
     (void)state;
-    const struct grid *g = &grids[golden_first[0] + 1];
+    const struct grid *g = find_grid(2, true);
     struct scores s;
 
     scores_new(&s, g, 4);
@@ -736,7 +710,7 @@ static void nodes_that_are_avoided_are_passed_over(void **state)
 static void bad_queries_are_refused_with_what_is_wrong(void **state)
 {
     (void)state;
-    const struct grid *g = &grids[0];
+    const struct grid *g = find_grid(2, true);
     struct scores s;
     struct beam_result r;
     struct skep_error err;
@@ -775,7 +749,7 @@ static void bad_queries_are_refused_with_what_is_wrong(void **state)
 static void a_search_survives_any_failed_allocation(void **state)
 {
     (void)state;
-    const struct grid *g = &grids[golden_first[1]];
+    const struct grid *g = find_grid(3, false);
     struct scores s;
     bool ended = false;
 

@@ -1,8 +1,6 @@
 /* Mixture layers against experts that answer, and against experts that fail in every way. */
 #include "moe_grid.h"
 
-#include <jansson.h>
-
 /* What y should be, from the weights of those that answered. */
 static void expect_output(const struct skep_moe_pass *pass, const struct batch *b,
                           const DLManagedTensor *y, double tolerance)
@@ -80,44 +78,6 @@ static void samples_of_one_expert_travel_in_one_call(void **state)
     skep_moe_pass_free(pass);
     skep_tensor_free(y);
     batch_free(&b);
-    skep_moe_free(moe);
-}
-
-static void weights_equal_the_golden_ones(void **state)
-{
-    (void)state;
-    const char *base = getenv("SKEP_GOLDEN_DIR");
-    char path[512];
-    json_t *sample, *line, *score, *one;
-    size_t n, d, c, i;
-    struct skep_moe_options o = options();
-    struct skep_moe *moe = layer(&o);
-
-    snprintf(path, sizeof(path), "%s/moe/grid_4x4.json", base != NULL ? base : "tests/golden");
-    json_t *root = json_load_file(path, 0, NULL);
-    json_t *scenario = json_array_get(json_object_get(root, "scenarios"), 1);
-    assert_string_equal(json_string_value(json_object_get(scenario, "name")), "all_alive");
-    json_array_foreach(json_object_get(scenario, "samples"), n, sample)
-    {
-        struct batch b = batch_new(1, 64);
-        DLManagedTensor *y;
-        json_array_foreach(json_object_get(sample, "grid_scores"), d, line)
-            json_array_foreach(line, c, score)
-                fake_write(&b.lines[d]->dl_tensor, c, json_real_value(score));
-        struct skep_moe_pass *pass = forward(moe, &b, &y);
-        json_array_foreach(json_object_get(sample, "expected"), i, one)
-        {
-            struct skep_moe_choice choice;
-            assert_true(skep_moe_pass_choice(pass, 0, i, &choice));
-            assert_string_equal(choice.uid, json_string_value(json_object_get(one, "uid")));
-            assert_true(fabs(choice.weight - json_real_value(json_object_get(one, "weight"))) <
-                        1e-5);
-        }
-        skep_moe_pass_free(pass);
-        skep_tensor_free(y);
-        batch_free(&b);
-    }
-    json_decref(root);
     skep_moe_free(moe);
 }
 
@@ -752,7 +712,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(outputs_equal_a_local_computation),
         TEST(samples_of_one_expert_travel_in_one_call),
-        TEST(weights_equal_the_golden_ones),
         TEST(gradients_equal_numerical_ones),
         TEST(a_projection_has_gradients_of_its_own),
         TEST(experts_that_fail_in_forward_are_absent),
