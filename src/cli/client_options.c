@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/endpoint.h"
 #include "cli/output.h"
 
@@ -18,7 +19,7 @@ static void add_tried(const struct skep_client_options *options, struct skep_err
 }
 
 int client_from_options(const char *command, const struct options *o, bool direct,
-                        struct skep_client **out)
+                        struct skep_client **out, uint64_t *deadline_us)
 {
     struct skep_client_options options;
     struct skep_error err = {0};
@@ -26,6 +27,7 @@ int client_from_options(const char *command, const struct options *o, bool direc
     uint32_t timeout_ms = (uint32_t)options_int(o, "timeout");
 
     *out = NULL;
+    *deadline_us = clock_deadline_us(timeout_ms);
     skep_client_options_init(&options);
     options.initial_peers = options_list(o, "initial-peers", &options.initial_peer_count);
     options.swarm = options_string(o, "swarm");
@@ -41,7 +43,7 @@ int client_from_options(const char *command, const struct options *o, bool direc
 
     skep_status rc = skep_client_new(&options, out, &err);
     if (rc == SKEP_OK && !direct) {
-        rc = skep_client_wait_joined(*out, timeout_ms, &err);
+        rc = skep_client_wait_joined(*out, client_left_ms(*deadline_us), &err);
         if (rc != SKEP_OK)
             add_tried(&options, &err);
     }
@@ -50,4 +52,11 @@ int client_from_options(const char *command, const struct options *o, bool direc
     skep_client_free(*out);
     *out = NULL;
     return cli_fail_before(command, &err);
+}
+
+uint32_t client_left_ms(uint64_t deadline_us)
+{
+    uint64_t left_ms = clock_left_ms(deadline_us);
+
+    return left_ms == 0 ? 1 : left_ms > UINT32_MAX ? UINT32_MAX : (uint32_t)left_ms;
 }

@@ -22,7 +22,7 @@
          .max = 3600000,                                                                           \
          .unit = "ms",                                                                             \
          .default_text = "10s",                                                                    \
-         .help = "for joining, and for what is asked then"},                                       \
+         .help = "for all of it, from joining to the last answer"},                                \
         {.name = "insecure-plaintext",                                                             \
          .kind = OPTION_FLAG,                                                                      \
          .help = "no encryption; only for nodes started with the same option"},                    \
@@ -33,10 +33,13 @@
 /*
  * Starts a client from these options. With `direct` it does not join the DHT; otherwise it needs
  * initial peers and has joined, within the timeout, when this returns.
- * @param out  owned: skep_client_free().
+ * @param out          owned: skep_client_free().
+ * @param deadline_us  when --timeout, which begins here, is over.
  * @return CLI_DONE, or the exit code after having said what was wrong.
  */
 int client_from_options(const char *command, const struct options *o, bool direct,
-                        struct skep_client **out);
+                        struct skep_client **out, uint64_t *deadline_us);
+/* What is left until then, for a function of the client; 1 if nothing is, as 0 is the default. */
+uint32_t client_left_ms(uint64_t deadline_us);
 
 #endif

@@ -80,6 +80,7 @@ static const struct option_table table = {
 
 struct call {
     const struct options *o;
+    uint64_t deadline_us;            /* when --timeout is over */
     struct skep_client_lease *lease; /* NULL: without */
     struct skep_remote_expert *expert;
     struct tensor_file input, grad;
@@ -158,14 +159,14 @@ static skep_status locate(struct call *c, struct skep_client *client, struct ske
     char text[ENDPOINT_TEXT_BYTES];
 
     if (endpoint == NULL)
-        return skep_client_find(client, uid, (uint32_t)options_int(c->o, "timeout"), &c->expert,
-                                err);
+        return skep_client_find(client, uid, client_left_ms(c->deadline_us), &c->expert, err);
     endpoint_format(endpoint, text);
     if (match_key == NULL)
         return skep_client_expert_at(client, uid, text, options_string(c->o, "peer-id"), &c->expert,
                                      err);
-    skep_status rc = skep_client_lease_begin(client, text, options_string(c->o, "peer-id"),
-                                             match_key, 0, 0, &c->lease, err);
+    skep_status rc =
+        skep_client_lease_begin(client, text, options_string(c->o, "peer-id"), match_key, 0,
+                                client_left_ms(c->deadline_us), &c->lease, err);
     return rc == SKEP_OK ? skep_client_lease_expert(c->lease, uid, &c->expert, err) : rc;
 }
 
@@ -219,7 +220,7 @@ static void print_info(const struct skep_expert_info *info)
 static skep_status show_info(struct call *c, struct skep_error *err)
 {
     struct skep_expert_info info;
-    skep_status rc = skep_remote_expert_info(c->expert, 0, &info, err);
+    skep_status rc = skep_remote_expert_info(c->expert, client_left_ms(c->deadline_us), &info, err);
 
     if (rc != SKEP_OK)
         return rc;
@@ -263,6 +264,7 @@ static skep_status call_expert(struct call *c, struct skep_error *err)
     const char *request_id = options_string(c->o, "request-id");
     bool is_backward = options_string(c->o, "grad") != NULL;
     struct skep_call_options options = {
+        .timeout_ms = client_left_ms(c->deadline_us),
         .compression = compression_option(c->o, "compression"),
         .grad_compression = compression_option(c->o, "grad-compression"),
         .hedge_after_ms = (uint32_t)options_int(c->o, "hedge-after"),
@@ -332,7 +334,7 @@ static int run(struct call *c)
     if (rc != SKEP_OK)
         return cli_fail_before(table.command, &err);
     int code = client_from_options(table.command, c->o, options_endpoint(c->o, "endpoint") != NULL,
-                                   &client);
+                                   &client, &c->deadline_us);
     if (code != CLI_DONE)
         return code;
     rc = locate(c, client, &err);

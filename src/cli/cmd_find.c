@@ -166,7 +166,8 @@ static int worst_code(const struct findings *f)
     return code;
 }
 
-static int find_all(const struct options *o, struct skep_client *client, struct findings *f)
+static int find_all(const struct options *o, struct skep_client *client, uint64_t deadline_us,
+                    struct findings *f)
 {
     struct skep_error err = {0};
 
@@ -176,9 +177,8 @@ static int find_all(const struct options *o, struct skep_client *client, struct 
         error_no_memory(&err, "look-up", f->count * sizeof(*f->experts));
         return cli_fail(table.command, &err);
     }
-    skep_status rc =
-        skep_client_find_many(client, f->uids, f->count, (uint32_t)options_int(o, "timeout"),
-                              f->experts, f->statuses, &err);
+    skep_status rc = skep_client_find_many(client, f->uids, f->count, client_left_ms(deadline_us),
+                                           f->experts, f->statuses, &err);
     if (f->listed)
         drop_absent(f);
     if (options_flag(o, "json"))
@@ -194,20 +194,19 @@ static int find_all(const struct options *o, struct skep_client *client, struct 
 }
 
 /* Lists a prefix, and looks up what it lists: so the class is known, and that each is there. */
-static int list_prefix(const struct options *o, struct skep_client *client)
+static int list_prefix(const struct options *o, struct skep_client *client, uint64_t deadline_us)
 {
     struct uid_list list;
     struct skep_error err = {0};
     const char *prefix = o->positional[0];
     int code = CLI_NOT_FOUND;
-    skep_status rc =
-        uid_list_read(&list, client, prefix, (uint32_t)options_int(o, "timeout"), &err);
+    skep_status rc = uid_list_read(&list, client, prefix, client_left_ms(deadline_us), &err);
 
     if (rc != SKEP_OK) {
         code = cli_fail(table.command, &err);
     } else if (list.count > 0) {
         struct findings f = {.uids = (const char **)list.uids, .count = list.count, .listed = true};
-        code = find_all(o, client, &f);
+        code = find_all(o, client, deadline_us, &f);
     } else if (options_flag(o, "json")) {
         json_print(json_array(), stdout);
     } else {
@@ -221,18 +220,19 @@ static int list_prefix(const struct options *o, struct skep_client *client)
 static int find_experts(const struct options *o)
 {
     struct skep_client *client;
+    uint64_t deadline_us;
     struct findings f = {.uids = (const char **)o->positional, .count = o->positional_count};
     bool watch = options_flag(o, "watch");
 
     if (watch)
         signals_begin(NULL, NULL); /* before any thread: they all inherit it blocked */
-    int code = client_from_options(table.command, o, false, &client);
+    int code = client_from_options(table.command, o, false, &client, &deadline_us);
     if (code == CLI_DONE && watch)
         code = find_prefix_watch(table.command, o, client, o->positional[0]);
     else if (code == CLI_DONE && asks_for_prefix(o))
-        code = list_prefix(o, client);
+        code = list_prefix(o, client, deadline_us);
     else if (code == CLI_DONE)
-        code = find_all(o, client, &f);
+        code = find_all(o, client, deadline_us, &f);
     skep_client_free(client);
     if (watch)
         signals_end();
@@ -288,15 +288,15 @@ static int find_resources(const struct options *o)
 {
     struct skep_tracked_resource *list = NULL;
     struct skep_client *client;
+    uint64_t deadline_us;
     struct skep_error err = {0};
     size_t count = 0;
-    int code = client_from_options(table.command, o, false, &client);
+    int code = client_from_options(table.command, o, false, &client, &deadline_us);
 
     if (code != CLI_DONE)
         return code;
-    skep_status rc =
-        skep_client_find_resources(client, options_string(o, "resource"),
-                                   (uint32_t)options_int(o, "timeout"), &list, &count, &err);
+    skep_status rc = skep_client_find_resources(client, options_string(o, "resource"),
+                                                client_left_ms(deadline_us), &list, &count, &err);
     bool json = options_flag(o, "json");
     if (json && (rc == SKEP_OK || rc == SKEP_NOT_FOUND))
         print_resources_json(list, count);

@@ -105,16 +105,17 @@ static void print_table(const struct skep_peer *peers, size_t count)
 static int list_peers(const struct options *o)
 {
     struct skep_client *client;
+    uint64_t deadline_us;
     struct skep_peer *peers;
     size_t count;
     struct skep_error err = {0};
     bool json = options_flag(o, "json");
-    int code = client_from_options(table.command, o, false, &client);
+    int code = client_from_options(table.command, o, false, &client, &deadline_us);
 
     if (code != CLI_DONE)
         return code;
     skep_status rc = skep_client_peers(client, !options_flag(o, "no-ping"),
-                                       (uint32_t)options_int(o, "timeout"), &peers, &count, &err);
+                                       client_left_ms(deadline_us), &peers, &count, &err);
     if (json && (rc == SKEP_OK || rc == SKEP_NOT_FOUND))
         print_json(peers, count);
     else if (rc == SKEP_OK)
@@ -132,6 +133,7 @@ static int list_peers(const struct options *o)
 static int ask_peer(const struct options *o)
 {
     struct skep_client *client;
+    uint64_t deadline_us;
     struct skep_peer peer;
     struct skep_error err = {0};
     char endpoint[ENDPOINT_TEXT_BYTES];
@@ -139,12 +141,11 @@ static int ask_peer(const struct options *o)
 
     if (options_flag(o, "no-ping"))
         return cli_usage_error(table.command, "--endpoint: not with --no-ping, as it is dialled");
-    code = client_from_options(table.command, o, true, &client);
+    code = client_from_options(table.command, o, true, &client, &deadline_us);
     if (code != CLI_DONE)
         return code;
     endpoint_format(options_endpoint(o, "endpoint"), endpoint);
-    if (skep_client_peer_at(client, endpoint, (uint32_t)options_int(o, "timeout"), &peer, &err) !=
-        SKEP_OK)
+    if (skep_client_peer_at(client, endpoint, client_left_ms(deadline_us), &peer, &err) != SKEP_OK)
         code = cli_fail(table.command, &err);
     else if (options_flag(o, "json"))
         print_json(&peer, 1);

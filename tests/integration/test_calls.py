@@ -1,8 +1,11 @@
-"""`skep call` with several nodes of one UID, and with compression on both sides, over processes."""
+"""`skep call` with several nodes of one UID, with compression on both sides, and against the clock,
+over processes."""
 
 import struct
 
-from swarm import Swarm, call, find, is_named, main, read_npy, refused, until, write_npy
+from slow_wire import SlowReplies
+from swarm import (Swarm, call, find, is_named, main, read_npy, refused, run, until, until_found,
+                   write_npy)
 
 HIDDEN, ROWS = 256, 256
 NUMBERS = HIDDEN * ROWS
@@ -98,6 +101,21 @@ def case_hedging_is_for_forward_calls_to_a_swarm():
         refused(2, "never sent twice", "call", "ffn.0.0", *files, "--grad", x, "--initial-peers",
                 "127.0.0.1:1")
         refused(2, "--endpoint", "call", "ffn.0.0", *files, "--endpoint", "127.0.0.1:1")
+
+
+def case_the_time_limit_is_of_all_of_it():
+    """Joining takes as long as one reply of the DHT, and finding an expert the same or more: each
+    ends within the limit, both together do not."""
+    with Swarm() as swarm:
+        node = swarm.node("node", ["ffn.0.0"], [], hidden=HIDDEN)
+        until_found(node.peer, "ffn.0.0", node)
+        x, y = swarm.path("x.npy"), swarm.path("y.npy")
+        write_input(x)
+        with SlowReplies(node.peer, 2) as slow:
+            for command in (["call", "ffn.0.0", "--input", x, "--output", y], ["call", "ffn.0.0"],
+                            ["find", "ffn.0.0"]):
+                run(*command, "--initial-peers", slow.peer, "--timeout", "3800ms", code=4)
+            call("ffn.0.0", "--input", x, "--output", y, peers=slow.peer, seconds=60)
 
 
 main(globals())

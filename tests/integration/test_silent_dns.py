@@ -54,7 +54,7 @@ def case_a_provider_announced_by_name():
             return code == 0 and NAME in [p["endpoint"] for p in json.loads(out)[0]["providers"]]
         until(is_found, 30, "it is found at " + NAME)
         named.kill()  # while it runs it is reached on this machine, whatever its name
-        error = call("ffn.0", *tensors(swarm), peers=bootstrap.peer, code=4, seconds=2,
+        error = call("ffn.0", *tensors(swarm), peers=bootstrap.peer, code=4, seconds=4,
                      **there(dns))
         assert "hangs.test" in error, error
         until_found(bootstrap.peer, "ffn.1", plain, inside=dns.inside)
