@@ -342,6 +342,19 @@ static void set_array(const struct checkpoint *c, struct expert *expert, size_t 
     }
 }
 
+static void warn_anew(const struct checkpoint *c, const char *name, const char *optimizer)
+{
+    const char *saved = c->header.has_training ? c->header.options.optimizer : "(unknown)";
+
+    if (strcmp(saved, optimizer) != 0)
+        log_warn("%s: was trained with optimizer %s, the expert has %s: its state starts anew",
+                 name, saved, optimizer);
+    else
+        log_warn("%s: the state of optimizer %s is not all there, or of another shape or type: it "
+                 "starts anew",
+                 name, optimizer);
+}
+
 skep_status checkpoint_apply(const struct checkpoint *c, const char *name, struct expert *expert,
                              struct skep_error *err)
 {
@@ -356,9 +369,7 @@ skep_status checkpoint_apply(const struct checkpoint *c, const char *name, struc
     if (rc != SKEP_OK)
         return rc;
     if (counters.steps > 0 && !continues) {
-        log_warn("%s: was trained with optimizer %s, the expert has %s: its state starts anew",
-                 name, c->header.has_training ? c->header.options.optimizer : "(unknown)",
-                 expert_settings(expert)->optimizer);
+        warn_anew(c, name, expert_settings(expert)->optimizer);
         counters.steps = 0;
     }
     set_array(c, expert, 0);

@@ -3,7 +3,10 @@
 #include <signal.h>
 #include <sys/resource.h>
 
+#include "base/bytes.h"
 #include "checkpoint_fixture.h"
+#include "experts/checkpoint_internal.h"
+#include "experts/digest.h"
 
 static void training_goes_on_as_if_it_had_never_stopped(void **state)
 {
@@ -268,7 +271,93 @@ static void another_class_or_shape_is_refused(void **state)
     tempdir_remove(&dir);
 }
 
-/* Rewrites a checkpoint's tensors as plain weights or with another type; no checksum then. */
+/* Writes a checkpoint's tensors anew, one of them with elements of another type, all zero, and with
+ * a checksum that is right: what a program that converts files could leave. */
+static void save_with_dtype(const char *from, const char *to, const char *name, DLDataType dtype)
+{
+    struct skep_safetensors *file;
+    struct checkpoint_header header;
+    struct header_texts texts;
+    struct skep_named_tensor named[64], sorted[64];
+    const char *metadata[2 * HEADER_MAX_FIELDS + 3] = {"skep.checksum"};
+    char checksum[2 * DIGEST_BYTES + 1];
+    uint8_t digest[DIGEST_BYTES];
+    DLManagedTensor *other = NULL;
+    struct skep_error err;
+    size_t bytes;
+
+    must(skep_safetensors_open(from, &file, &err), &err);
+    must(header_read(file, &header, &texts, &err), &err);
+    size_t count = skep_safetensors_count(file);
+    assert_true(count <= 64);
+    for (size_t i = 0; i < count; i++) {
+        const DLTensor *t = skep_safetensors_tensor(file, i);
+        named[i] = (struct skep_named_tensor){skep_safetensors_name(file, i), t};
+        if (strcmp(named[i].name, name) != 0)
+            continue;
+        must(skep_tensor_new(dtype, t->ndim, t->shape, &other, &err), &err);
+        must(skep_tensor_bytes(&other->dl_tensor, &bytes, &err), &err);
+        memset(skep_tensor_data(&other->dl_tensor), 0, bytes);
+        named[i].tensor = &other->dl_tensor;
+    }
+    assert_non_null(other);
+    memcpy(sorted, named, sizeof(sorted));
+    must(digest_make(texts.pairs, sorted, count, false, digest, &err), &err);
+    hex_encode(checksum, digest, sizeof(digest));
+    metadata[1] = checksum;
+    for (size_t i = 0; texts.pairs[i] != NULL; i++)
+        metadata[2 + i] = texts.pairs[i];
+    must(skep_safetensors_save(to, named, count, metadata, &err), &err);
+    skep_tensor_free(other);
+    skep_safetensors_close(file);
+}
+
+static void another_type_of_numbers_is_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        DLDataType dtype;
+        const char *name;
+    } types[] = {{{kDLFloat, 64, 1}, "F64"},
+                 {{kDLFloat, 16, 1}, "F16"},
+                 {{kDLBfloat, 16, 1}, "BF16"},
+                 {{kDLInt, 32, 1}, "I32"}};
+    struct tempdir dir;
+    char from[512], to[512], expected[128];
+    struct skep_error err;
+    struct skep_expert_options o = default_options("ffn");
+
+    tempdir_make(&dir);
+    tempdir_file(&dir, "from", from);
+    tempdir_file(&dir, "to", to);
+    struct expert *e = create(&o);
+    train(e, 0, 1);
+    must(save_expert(from, e, &err), &err);
+    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
+        save_with_dtype(from, to, "layers.0.bias", types[i].dtype);
+        snprintf(expected, sizeof(expected), "layers.0.bias is [96] %s, the expert's is [96] F32",
+                 types[i].name);
+        expect_refusal(to, o, expected);
+    }
+    /* The same way, with the type that it has: the file is good. */
+    save_with_dtype(from, to, "layers.0.bias", DTYPE_F32);
+    struct expert *same = create(&o);
+    must(load_expert(to, same, &err), &err);
+    assert_false(same_parameters(e, same)); /* its biases are zeros now */
+
+    /* The optimizer's numbers cannot be used then, the parameters can. */
+    struct expert_counters counters;
+    save_with_dtype(from, to, "optimizer.exp_avg.layers.0.bias", (DLDataType){kDLFloat, 64, 1});
+    must(load_expert(to, same, &err), &err);
+    assert_true(same_parameters(e, same));
+    mem_free(copy_of(same, &counters));
+    assert_int_equal(counters.updates, 1);
+    assert_int_equal(counters.steps, 0);
+    expert_free(same);
+    expert_free(e);
+    tempdir_remove(&dir);
+}
+
 static void weights_without_metadata_are_no_checkpoint(void **state)
 {
     (void)state;
@@ -399,6 +488,7 @@ int main(void)
         cmocka_unit_test(every_damaged_byte_is_noticed),
         cmocka_unit_test(every_truncation_is_noticed),
         cmocka_unit_test(another_class_or_shape_is_refused),
+        cmocka_unit_test(another_type_of_numbers_is_refused),
         cmocka_unit_test(weights_without_metadata_are_no_checkpoint),
         cmocka_unit_test(another_optimizer_keeps_parameters_and_starts_anew),
         cmocka_unit_test(failed_allocations_are_reported),
