@@ -367,7 +367,8 @@ static void say_nobody(const struct check *c, struct verdict *out)
             "at an address that others could use (who joins by 127.0.0.1 sees it there); give "
             "--announce, or let peers join by another address of this machine");
     else if (c->candidate_count == 0)
-        unchecked(out, "could not check: the swarm has no other node at another address yet");
+        unchecked(out, "could not check: the swarm has no other node%s yet",
+                  swarm_record(config->swarm)->loopback ? "" : " at another address");
     else
         unchecked(out, "could not check: none of %zu nodes could be asked: %s", c->candidate_count,
                   c->failure);
