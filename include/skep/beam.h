@@ -29,7 +29,7 @@ struct skep_grid {
 
 /** Settings of one search. Fill with skep_beam_options_init(), then change what differs. */
 struct skep_beam_options {
-    size_t size; /**< sizeof of this struct, set by _init. */
+    size_t size; /**< sizeof of this struct, set by _init: for later versions. */
     uint32_t k;  /**< experts wanted for each sample, 1 to 1,024; default 4 */
     uint32_t
         beam_width; /**< prefixes kept in each dimension, at least k; 0 (default): k, 4 at least */
@@ -40,7 +40,7 @@ struct skep_beam_options {
      * nothing is looked up in either case.
      */
     bool unchecked;
-    /** Pass over experts that failed lately at all of their nodes; see skep/moe.h. Default false. */
+    /** Pass over experts that failed lately at all their nodes; see skep/moe.h. Default false. */
     bool pass_over_failing;
 };
 

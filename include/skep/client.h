@@ -32,7 +32,7 @@ struct skep_call;
 
 /** Settings of a client. Fill with skep_client_options_init(), then change what differs. */
 struct skep_client_options {
-    size_t size;                /**< sizeof of this struct, set by _init. */
+    size_t size;                /**< sizeof of this struct, set by _init: for later versions. */
     const char *swarm;          /**< name; default "skep" */
     const char *swarm_key_path; /**< key file of a private swarm; NULL (default): public */
     const char *identity_path;  /**< key file, made if absent; NULL (default): a new identity */
@@ -86,7 +86,8 @@ SKEP_API void skep_client_free(struct skep_client *client);
 
 /**
  * Waits until a DHT peer has answered.
- * @return SKEP_DEADLINE_EXCEEDED, naming the swarm, if none did in time. Joining goes on.
+ * @return SKEP_DEADLINE_EXCEEDED, naming the swarm, if none did in time: joining goes on;
+ *         SKEP_FAILED_PRECONDITION if the client was started without the DHT.
  */
 SKEP_API SKEP_MUST_CHECK skep_status skep_client_wait_joined(struct skep_client *client,
                                                              uint32_t timeout_ms,
@@ -118,7 +119,8 @@ SKEP_API const char *skep_client_peer_id(const struct skep_client *client);
  * @param timeout_ms  0: the client's default.
  * @param out         owned: skep_remote_expert_free(). NULL on failure.
  * @return SKEP_NOT_FOUND: peers were asked and nobody serves it; SKEP_UNAVAILABLE: no peer could be
- *         asked; SKEP_DEADLINE_EXCEEDED; SKEP_INVALID_ARGUMENT: not a UID (which part is said).
+ *         asked; SKEP_DEADLINE_EXCEEDED; SKEP_INVALID_ARGUMENT: not a UID (which part is said);
+ *         SKEP_FAILED_PRECONDITION: the client was started without the DHT.
  */
 SKEP_API SKEP_MUST_CHECK skep_status skep_client_find(struct skep_client *client, const char *uid,
                                                       uint32_t timeout_ms,

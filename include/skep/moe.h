@@ -36,7 +36,7 @@ extern "C" {
 
 /** Settings of a layer. Fill with skep_moe_options_init(), then change what differs. */
 struct skep_moe_options {
-    size_t size;           /**< sizeof of this struct, set by _init. */
+    size_t size;           /**< sizeof of this struct, set by _init: for later versions. */
     struct skep_grid grid; /**< prefix is copied by the layer */
     uint32_t k_best;       /**< experts asked for each sample; default 4 */
     uint32_t k_min; /**< answers with which a sample succeeds, 0 to k_best; default 1. With 0,

@@ -305,8 +305,8 @@ SKEP_API const char *skep_reachability_name(enum skep_reachability state);
 
 /**
  * What the node has found out about its own reachability. Soon after the start, and again later, in
- * the background, it asks up to two other nodes of the swarm, at other addresses unless the swarm is
- * on loopback, to dial back the endpoint it announces and to ping its DHT port.
+ * the background, it asks up to two other nodes of the swarm, at other addresses unless the swarm
+ * is on loopback, to dial back the endpoint it announces and to ping its DHT port.
  * @param message  may be NULL. Gets a sentence for people: who has reached what or, if something is
  *                 wrong, what it is and which option or port mends it; "" if unknown.
  */

@@ -57,16 +57,20 @@ static skep_status conclude(struct skep_beam_search *s, const struct skep_grid *
 
 skep_status skep_beam_search_run(struct skep_client *client, const struct skep_grid *grid,
                                  const DLTensor *const *scores,
-                                 const struct skep_beam_options *options,
+                                 const struct skep_beam_options *given,
                                  struct skep_beam_search **out, struct skep_error *err)
 {
-    struct skep_beam_options defaults;
+    struct skep_beam_options known;
+    const struct skep_beam_options *options = &known;
     struct score_lines lines = {0};
+    skep_status rc = SKEP_OK;
 
     *out = NULL;
-    skep_beam_options_init(&defaults);
-    if (options == NULL)
-        options = &defaults;
+    skep_beam_options_init(&known);
+    if (given != NULL)
+        rc = client_take_options(&known, sizeof(known), given, "skep_beam_options_init", err);
+    if (rc != SKEP_OK)
+        return rc;
     struct beam_query query = {
         .k = options->k,
         .width = options->beam_width,
@@ -77,7 +81,7 @@ skep_status skep_beam_search_run(struct skep_client *client, const struct skep_g
     struct skep_beam_search *s = mem_calloc(1, sizeof(*s));
     if (s == NULL)
         return error_no_memory(err, "beam search", sizeof(*s));
-    skep_status rc = grid_check(grid, err);
+    rc = grid_check(grid, err);
     if (rc == SKEP_OK)
         rc = score_lines_read(&lines, grid, scores, err);
     if (rc == SKEP_OK)

@@ -39,6 +39,20 @@ void skep_client_options_init(struct skep_client_options *options)
     };
 }
 
+skep_status client_take_options(void *out, size_t size, const void *given, const char *init,
+                                struct skep_error *err)
+{
+    size_t given_size;
+
+    memcpy(&given_size, given, sizeof(given_size));
+    if (given_size < sizeof(given_size) || given_size > size)
+        return error_set(err, SKEP_INVALID_ARGUMENT,
+                         "options: size %zu, expected at most %zu: use %s() of this library",
+                         given_size, size, init);
+    memcpy(out, given, given_size);
+    return SKEP_OK;
+}
+
 /* Where no DHT socket was asked for: loopback if all initial peers are, for then the swarm is on
  * this machine and so are we; the wildcard, which is both families, if they are of both. */
 static const char *default_dht_listen(const struct skep_client_options *options)
@@ -114,14 +128,19 @@ static skep_status open_pool(struct skep_client *client, const struct skep_clien
     return pool_new(&config, &client->pool, err);
 }
 
-skep_status skep_client_new(const struct skep_client_options *options, struct skep_client **out,
+skep_status skep_client_new(const struct skep_client_options *given, struct skep_client **out,
                             struct skep_error *err)
 {
     skep_status rc;
     struct skep_client *client;
+    struct skep_client_options known;
+    const struct skep_client_options *options = &known;
 
     *out = NULL;
-    rc = tensor_encoding_check("compression", options->compression, err);
+    skep_client_options_init(&known);
+    rc = client_take_options(&known, sizeof(known), given, "skep_client_options_init", err);
+    if (rc == SKEP_OK)
+        rc = tensor_encoding_check("compression", options->compression, err);
     if (rc == SKEP_OK)
         rc = tensor_encoding_check("grad_compression", options->grad_compression, err);
     if (rc == SKEP_OK && options->swarm != NULL)
@@ -334,7 +353,7 @@ skep_status skep_client_find_many(struct skep_client *client, const char *const 
     for (size_t i = 0; i < count; i++) {
         experts[i] = NULL;
         if (statuses != NULL)
-            statuses[i] = SKEP_UNAVAILABLE;
+            statuses[i] = client->swarm == NULL ? SKEP_FAILED_PRECONDITION : SKEP_UNAVAILABLE;
     }
     if (client->swarm == NULL)
         return no_dht(err);

@@ -47,6 +47,15 @@ struct skep_client {
     struct random random;
 };
 
+/*
+ * Takes over options as the caller's header has them, which begin with their size: what a program
+ * built against an earlier one does not have keeps its default.
+ * @param out   of `size` bytes, filled by its _init. @param init  the name of that function.
+ * @return SKEP_INVALID_ARGUMENT if no _init of this library or an earlier one made them.
+ */
+SKEP_MUST_CHECK skep_status client_take_options(void *out, size_t size, const void *given,
+                                                const char *init, struct skep_error *err);
+
 /* A list of providers that is replaced as a whole. */
 struct provider_list {
     struct provider *items; /* owned: mem_free() */

@@ -52,18 +52,25 @@ static skep_status check_options(const struct skep_moe_options *o, struct skep_e
 }
 
 skep_status mixture_init(struct mixture *m, struct skep_client *client,
-                         const struct skep_moe_options *options, struct skep_error *err)
+                         const struct skep_moe_options *given, struct skep_error *err)
 {
-    *m = (struct mixture){.client = client, .options = *options};
-    m->options.grid.prefix = NULL;
-    if (client->swarm == NULL)
-        return error_set(err, SKEP_FAILED_PRECONDITION,
-                         "client: started without the DHT, so no experts can be found");
-    skep_status rc = grid_check(&options->grid, err);
+    struct skep_moe_options known;
+    const struct skep_moe_options *options = &known;
+
+    *m = (struct mixture){.client = client};
+    skep_moe_options_init(&known);
+    skep_status rc =
+        client_take_options(&known, sizeof(known), given, "skep_moe_options_init", err);
+    if (rc == SKEP_OK && client->swarm == NULL)
+        rc = error_set(err, SKEP_FAILED_PRECONDITION,
+                       "client: started without the DHT, so no experts can be found");
+    if (rc == SKEP_OK)
+        rc = grid_check(&options->grid, err);
     if (rc == SKEP_OK)
         rc = check_options(options, err);
     if (rc != SKEP_OK)
         return rc;
+    m->options = known;
     m->options.grid.prefix = mem_strdup(options->grid.prefix);
     if (m->options.grid.prefix == NULL)
         return error_no_memory(err, "mixture", strlen(options->grid.prefix));

@@ -36,6 +36,12 @@ void skep_switch_moe_options_init(struct skep_switch_moe_options *options)
 
 static skep_status check_options(const struct skep_switch_moe_options *o, struct skep_error *err)
 {
+    /* What comes behind them here has moved if they are of another version. */
+    if (o->moe.size != sizeof(o->moe))
+        return error_set(err, SKEP_INVALID_ARGUMENT,
+                         "options: size %zu, expected %zu: use skep_switch_moe_options_init() of "
+                         "this library",
+                         o->moe.size, sizeof(o->moe));
     if (o->moe.k_best != 1)
         return error_set(err, SKEP_INVALID_ARGUMENT, "k_best: %u, expected 1 in a switch layer",
                          o->moe.k_best);

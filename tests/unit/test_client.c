@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -173,15 +174,68 @@ static void a_node_of_this_machine_is_reached_whatever_it_publishes(void **state
 static void client_without_memory_for_its_first_things_is_refused(void **state)
 {
     (void)state;
-    struct skep_client_options options = {0}; /* the swarm's name is the default one */
+    struct skep_client_options options;
     struct skep_error err;
 
+    skep_client_options_init(&options);
+    options.swarm = NULL; /* the default one */
     for (long n = 1; n <= 2; n++) {
         struct skep_client *client;
         mem_fail_at(n);
         assert_int_equal(skep_client_new(&options, &client, &err), SKEP_RESOURCE_EXHAUSTED);
         assert_null(client);
     }
+}
+
+/* As of a program that was built against the header of another version, or forgot the _init. */
+static void options_of_an_unknown_size_are_refused(void **state)
+{
+    (void)state;
+    struct skep_client_options options;
+    struct skep_client *client;
+    struct skep_error err;
+    const size_t known = sizeof(options), sizes[] = {0, 1, known + 1, SIZE_MAX};
+
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        skep_client_options_init(&options);
+        options.no_dht = true;
+        options.size = sizes[i];
+        assert_int_equal(skep_client_new(&options, &client, &err), SKEP_INVALID_ARGUMENT);
+        assert_null(client);
+        assert_non_null(strstr(err.message, "skep_client_options_init"));
+    }
+    /* What an earlier version did not have is left alone, whatever lies there. */
+    skep_client_options_init(&options);
+    options.no_dht = true;
+    options.size = offsetof(struct skep_client_options, compression);
+    options.compression = (enum skep_compression)77;
+    assert_int_equal(skep_client_new(&options, &client, &err), SKEP_OK);
+    skep_client_free(client);
+}
+
+static void a_client_without_the_dht_says_so_of_what_needs_it(void **state)
+{
+    (void)state;
+    struct skep_client_options options;
+    struct skep_client *client;
+    struct skep_remote_expert *experts[2];
+    const char *uids[2] = {"t.1", "t.2"};
+    skep_status statuses[2];
+    struct skep_error err;
+
+    skep_client_options_init(&options);
+    options.no_dht = true;
+    assert_int_equal(skep_client_new(&options, &client, &err), SKEP_OK);
+    assert_int_equal(skep_client_wait_joined(client, TIMEOUT_MS, &err), SKEP_FAILED_PRECONDITION);
+    assert_int_equal(skep_client_find(client, "t.1", TIMEOUT_MS, experts, &err),
+                     SKEP_FAILED_PRECONDITION);
+    assert_int_equal(skep_client_find_many(client, uids, 2, TIMEOUT_MS, experts, statuses, &err),
+                     SKEP_FAILED_PRECONDITION);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(statuses[i], SKEP_FAILED_PRECONDITION);
+        assert_null(experts[i]);
+    }
+    skep_client_free(client);
 }
 
 static void absent_and_invalid_uids_are_told_apart(void **state)
@@ -582,6 +636,8 @@ int main(void)
         cmocka_unit_test(finds_and_calls_an_expert),
         cmocka_unit_test(a_node_of_this_machine_is_reached_whatever_it_publishes),
         cmocka_unit_test(client_without_memory_for_its_first_things_is_refused),
+        cmocka_unit_test(options_of_an_unknown_size_are_refused),
+        cmocka_unit_test(a_client_without_the_dht_says_so_of_what_needs_it),
         cmocka_unit_test(absent_and_invalid_uids_are_told_apart),
         cmocka_unit_test(a_stopped_node_is_replaced_by_the_other),
         cmocka_unit_test(a_repeated_request_id_steps_once),

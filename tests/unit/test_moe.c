@@ -598,6 +598,25 @@ static void bad_arguments_are_named(void **state)
     o.grid.sizes[1] = 0;
     assert_int_equal(skep_moe_new(client, &o, &moe, &err), SKEP_INVALID_ARGUMENT);
     o = options();
+    o.size++;
+    assert_int_equal(skep_moe_new(client, &o, &moe, &err), SKEP_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "skep_moe_options_init"));
+    assert_null(moe);
+    struct skep_beam_options beam = {.size = 0, .k = 1};
+    struct skep_beam_search *search;
+    assert_int_equal(skep_beam_search_run(client, &o.grid, b.scores, &beam, &search, &err),
+                     SKEP_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "skep_beam_options_init"));
+    assert_null(search);
+    struct skep_switch_moe_options s;
+    struct skep_switch_moe *switch_moe;
+    skep_switch_moe_options_init(&s);
+    s.moe.grid = o.grid;
+    s.moe.size--;
+    assert_int_equal(skep_switch_moe_new(client, &s, &switch_moe, &err), SKEP_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "skep_switch_moe_options_init"));
+    assert_null(switch_moe);
+    o = options();
     moe = layer(&o);
     const DLTensor *swapped[2] = {b.scores[0], &b.x->dl_tensor};
     assert_int_equal(skep_moe_forward(moe, &b.x->dl_tensor, swapped, &pass, &y, &err),
