@@ -17,7 +17,9 @@ static const char *placeholder(const struct option_spec *spec)
     switch (spec->kind) {
     case OPTION_INT:
     case OPTION_FLOAT:
-        return "N";
+        return option_measure(spec) == MEASURE_TIME   ? "TIME"
+               : option_measure(spec) == MEASURE_SIZE ? "BYTES"
+                                                      : "N";
     case OPTION_ENDPOINT:
         return "HOST:PORT";
     case OPTION_CHOICE:

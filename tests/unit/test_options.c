@@ -537,6 +537,9 @@ static void help_starts_with_an_example_and_tells_defaults(void **state)
     assert_non_null(strstr(text, "  --listen HOST:PORT"));
     assert_non_null(strstr(text, "(default: 0.0.0.0:*)"));
     assert_non_null(strstr(text, "(1 to 65536 rows; default: 4096)"));
+    assert_non_null(strstr(text, "  --timeout TIME "));
+    assert_non_null(strstr(text, "  --cache BYTES "));
+    assert_non_null(strstr(text, "  --max-batch-size N "));
     assert_non_null(strstr(text, "limit (1s to 24h)"));
     assert_non_null(strstr(text, "limit (1ms to 1h)"));
     assert_non_null(strstr(text, "(500ms to 1h; default: 30)"));
