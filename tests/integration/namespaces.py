@@ -1,9 +1,13 @@
-"""Two hosts with a wire between them, as network namespaces of their own, and firewalls."""
+"""Two hosts with a wire between them, as network namespaces of their own, firewalls, and disks that
+are soon full."""
 
+import errno
+import functools
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 
 from swarm import skip, until
 
@@ -156,13 +160,98 @@ class Firewall:
         self.priority = 10
 
 
-def need_namespaces():
-    """Ends the script as skipped where they cannot be made."""
+class SmallDisk:
+    """A file system of a few KiB on a folder, for who runs `inside` a mount namespace of its own."""
+
+    def __init__(self, folder, kib):
+        self.folder = folder
+        os.makedirs(folder, exist_ok=True)
+        self.holder = subprocess.Popen(["unshare", "--mount", "cat"], stdin=subprocess.PIPE,
+                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.inside = ["nsenter", "--mount=/proc/%d/ns/mnt" % self.holder.pid]
+        try:
+            own = os.readlink("/proc/self/ns/mnt")
+
+            def is_apart():
+                assert self.holder.poll() is None, "unshare --mount is not allowed"
+                return os.readlink("/proc/%d/ns/mnt" % self.holder.pid) != own
+            until(is_apart, 30, "a mount namespace of its own", pause=0.01)
+            self.mount("-t", "tmpfs", "-o", "size=%dk" % kib, "disk")
+        except BaseException:
+            self.close()
+            raise
+
+    def mount(self, *what):
+        subprocess.run(self.inside + ["mount"] + list(what) + [self.folder], check=True,
+                       stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+    @property
+    def seen(self):
+        """The folder as those inside see it, for this process."""
+        return "/proc/%d/root%s" % (self.holder.pid, self.folder)
+
+    def fill(self):
+        with open(self.seen + "/filler", "wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(512))
+            except OSError as error:
+                assert error.errno == errno.ENOSPC, error
+
+    def make_room(self):
+        os.remove(self.seen + "/filler")
+
+    def close(self):
+        self.holder.stdin.close()
+        self.holder.kill()
+        self.holder.wait()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def lacks_namespaces():
+    """Why hosts with a wire cannot be made here; "" if they can."""
     for tool in ("unshare", "nsenter", "ip"):
         if shutil.which(tool) is None:
-            skip(tool + " is not installed")
+            return tool + " is not installed"
     try:
         with Network() as net:
             Firewall(net.b).block("udp", 9)
     except (AssertionError, OSError, subprocess.CalledProcessError) as error:
-        skip("no network namespaces here: %s" % error)
+        return "no network namespaces here: %s" % error
+    return ""
+
+
+def lacks_disks():
+    """The same of small disks."""
+    for tool in ("unshare", "nsenter", "mount"):
+        if shutil.which(tool) is None:
+            return tool + " is not installed"
+    try:
+        with tempfile.TemporaryDirectory() as folder, SmallDisk(folder, 64) as disk:
+            os.listdir(disk.seen)
+    except (AssertionError, OSError, subprocess.CalledProcessError) as error:
+        return "no mount namespaces here: %s" % error
+    return ""
+
+
+def only_with(lacks):
+    """Of one case: it is skipped, and says so, where something is lacking."""
+    def wrap(case):
+        @functools.wraps(case)
+        def wrapped():
+            reason = lacks()
+            return "skipped: " + reason if reason else case()
+        return wrapped
+    return wrap
+
+
+def need_namespaces():
+    """Ends the script as skipped where they cannot be made."""
+    reason = lacks_namespaces()
+    if reason:
+        skip(reason)

@@ -7,6 +7,7 @@ expected. Waiting is always for an event with a deadline.
 
 import ast
 import concurrent.futures
+import ctypes
 import json
 import os
 import select
@@ -207,6 +208,49 @@ class Process:
         self.kill()
         self.popen.stdout.close()
         self.log.close()
+
+
+class HeldThread:
+    """One thread of a process of ours, by its name, which stands still as long as it is held, while
+    the others go on: as if what it waits for took for ever. For use by one thread."""
+
+    SEIZE, CONTINUE, INTERRUPT, DETACH = 0x4206, 7, 0x4207, 17
+    WALL = 0x40000000
+
+    def __init__(self, process, name):
+        tasks = "/proc/%d/task" % process.popen.pid
+        self.libc = ctypes.CDLL(None, use_errno=True)
+        self.libc.ptrace.argtypes = [ctypes.c_long] * 4
+        self.libc.ptrace.restype = ctypes.c_long
+        self.tid = 0
+        for task in os.listdir(tasks):
+            with open("%s/%s/comm" % (tasks, task)) as comm:
+                if comm.read().strip() == name:
+                    self.tid = int(task)
+        assert self.tid != 0, "%s has no thread %s" % (process.name, name)
+        self.ask(self.SEIZE)
+        self.held = False
+
+    def ask(self, request):
+        if self.libc.ptrace(request, self.tid, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "ptrace: " + os.strerror(ctypes.get_errno()))
+
+    def hold(self):
+        self.ask(self.INTERRUPT)
+        os.waitpid(self.tid, self.WALL)
+        self.held = True
+
+    def release(self):
+        self.ask(self.CONTINUE)
+        self.held = False
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *what):
+        if not self.held:
+            self.hold()
+        self.ask(self.DETACH)
 
 
 class Swarm:
