@@ -490,33 +490,59 @@ static struct record_load load_of(const struct publication *p)
     return all;
 }
 
+/* Adds an item to the round, if it has something to say in this scope. */
+static void say(struct publication *p, size_t i, const struct publication_state *s)
+{
+    struct item *item = &p->items[i];
+    bool alive = is_alive(p, item, s);
+    bool told = item->told_until_s + (int64_t)s->clock_skew_s > s->now_s;
+
+    if (s->scope == PUBLISH_FAILED && !item->failed)
+        return;
+    if (!alive && (!told || (item->gone && !item->failed)))
+        return; /* nobody can find it, or everybody knows */
+    struct record *record = &p->records[p->round_count];
+    if (!fill_record(p, item, alive, s, record))
+        return; /* memory is short: it stays as it was, and comes again next round */
+    item->gone = !alive;
+    if (alive)
+        item->told_until_s = record->expires_at;
+    item->failed = true; /* until the outcome is known */
+    struct declaration *d = &p->declarations[p->round_count];
+    *d = (struct declaration){.record = record};
+    memcpy(d->key, item->key, sizeof(d->key));
+    p->item_of[p->round_count++] = i;
+}
+
+static void say_all(struct publication *p, bool experts, const struct publication_state *s)
+{
+    for (size_t i = 0; i < p->item_count; i++)
+        if ((p->items[i].kind == RECORD_EXPERT) == experts)
+            say(p, i, s);
+}
+
+static void ring_all(struct publication *p, const struct publication_state *s)
+{
+    for (size_t k = 0, said = p->round_count; k < said; k++)
+        ring(p, p->item_of[k], !p->items[p->item_of[k]].gone, s);
+}
+
+/* Experts come before the prefixes that list them and the bells, so that whoever is told of them
+ * finds them. Withdrawing it is the other way round: of a node with thousands of experts the time
+ * may not suffice for all, and who watches or searches asks the prefixes. */
 size_t publication_round(struct publication *p, const struct publication_state *s,
                          struct declaration **declarations)
 {
+    bool withdraws = s->scope == PUBLISH_OFFLINE;
+
     free_round(p);
     p->load = load_of(p);
-    for (size_t i = 0; i < p->item_count; i++) {
-        struct item *item = &p->items[i];
-        bool alive = is_alive(p, item, s);
-        bool told = item->told_until_s + (int64_t)s->clock_skew_s > s->now_s;
-        if (s->scope == PUBLISH_FAILED && !item->failed)
-            continue;
-        if (!alive && (!told || (item->gone && !item->failed)))
-            continue; /* nobody can find it, or everybody knows */
-        struct record *record = &p->records[p->round_count];
-        if (!fill_record(p, item, alive, s, record))
-            continue; /* memory is short: it stays as it was, and comes again next round */
-        item->gone = !alive;
-        if (alive)
-            item->told_until_s = record->expires_at;
-        item->failed = true; /* until the outcome is known */
-        struct declaration *d = &p->declarations[p->round_count];
-        *d = (struct declaration){.record = record};
-        memcpy(d->key, item->key, sizeof(d->key));
-        p->item_of[p->round_count++] = i;
-    }
-    for (size_t k = 0, told = p->round_count; k < told; k++)
-        ring(p, p->item_of[k], !p->items[p->item_of[k]].gone, s);
+    if (!withdraws)
+        say_all(p, true, s);
+    say_all(p, false, s);
+    ring_all(p, s);
+    if (withdraws)
+        say_all(p, true, s);
     *declarations = p->declarations;
     return p->round_count;
 }

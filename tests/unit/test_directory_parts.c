@@ -392,8 +392,13 @@ static void only_what_failed_is_tried_again_and_only_what_was_told_is_withdrawn(
     assert_int_equal(publication_round(p, &all, &d), 6);
     end_round(p, d, 6, SKEP_OK);
 
+    /* Now what is watched and searched comes first, and the experts, who may be many, last. */
     assert_int_equal(publication_round(p, &offline, &d), 6);
-    assert_string_equal(d[4].record->node.state, "offline");
+    assert_int_equal(d[0].record->prefix.coord_count, 0);
+    assert_string_equal(d[2].record->node.state, "offline");
+    assert_true(d[3].record->prefix.part >= d[0].record->prefix.parts);
+    assert_int_equal(publication_bells(p), 1);
+    assert_true(d[4].record->expert.offline && d[5].record->expert.offline);
     end_round(p, d, 6, SKEP_OK);
     struct publication_state later = state_at(NOW + 200, PUBLISH_OFFLINE);
     assert_int_equal(publication_round(p, &later, &d), 0); /* it has all expired */
