@@ -18,9 +18,11 @@
 enum {
     READ_ROUND = 512, /* keys asked for at once */
     READ_MS = 5000,   /* time limit of a round */
-    /* A bell is answered at once and once more after this, when the edits that it announced have
-     * reached the nodes that store them. */
+    /* A bell is answered at once and again after this, when the edits that it announced have
+     * reached the nodes that store them, then after twice that and after four times: where peers
+     * have died, OpenDHT waits for them before it hands the edit to others. */
     BELL_AGAIN_US = 500 * 1000,
+    BELL_DOUBLINGS = 2,
     BELL_PAUSE_US = 250 * 1000,  /* between readings for bells, whoever rings */
     QUIET_US = 15 * 1000 * 1000, /* between readings of the watched prefix if nothing is there */
     SOON_US = 1000 * 1000,       /* after a failure, and at least between two readings of a key */
@@ -29,6 +31,7 @@ enum {
     /* Without an answer of the watched prefix for so long, lookups go to the network again. */
     STALE_US = 45 * 1000 * 1000,
     OVERFLOW_LOG_MS = 60 * 1000,
+    MAX_LISTENS = RECORD_SHARDS + 1,
 };
 
 /* What OpenDHT's thread rings. It may still do so for a moment after the watch has gone. */
@@ -50,11 +53,13 @@ struct watch {
     struct bell *bell;
     struct thread thread;
     /* The thread's alone: */
-    struct runner_listen *listens[RECORD_SHARDS]; /* owned */
-    uint64_t heard;                               /* bells so far */
-    uint64_t again_us;                            /* when to read once more after a bell; 0: not */
-    uint64_t top_read_us;                         /* when the watched prefix was read last */
-    bool cut_off;                                 /* the last reading of it failed */
+    struct runner_listen *listens[MAX_LISTENS]; /* owned */
+    size_t listen_count;
+    uint64_t heard;       /* bells so far */
+    uint64_t again_us;    /* when to read once more after a bell; 0: not */
+    unsigned agains;      /* how often that was done since */
+    uint64_t top_read_us; /* when the watched prefix was read last */
+    bool cut_off;         /* the last reading of it failed */
 
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t became_ready;
@@ -109,6 +114,7 @@ static bool wait_bell(struct watch *w, uint64_t until_us)
             w->tree.root->due_us = at;
         pthread_mutex_unlock(&w->lock);
         w->again_us = at + BELL_AGAIN_US;
+        w->agains = 0;
     }
     return !closing;
 }
@@ -128,23 +134,35 @@ static void key_of(const struct watch *w, const char *prefix, size_t list, bool 
 
 static void unlisten(struct watch *w)
 {
-    for (size_t i = 0; i < RECORD_SHARDS; i++) {
+    for (size_t i = 0; i < w->listen_count; i++)
         runner_unlisten(w->directory->runner, w->listens[i]);
-        w->listens[i] = NULL;
+    w->listen_count = 0;
+}
+
+static void listen_to(struct watch *w, const char *prefix, size_t lists)
+{
+    for (size_t i = 0; i < lists; i++) {
+        uint8_t key[RECORD_KEY_BYTES];
+        key_of(w, prefix, i, lists > 1, key);
+        atomic_fetch_add(&w->bell->refs, 1);
+        w->listens[w->listen_count++] =
+            runner_listen(w->directory->runner, key, on_heard, bell_unref, w->bell);
     }
 }
 
+/* Publishers ring under the name alone, whatever has changed below it; under a deeper prefix one
+ * hears of those who are new there. */
 static void listen_again(struct watch *w)
 {
-    size_t count = w->tree.root->list_count;
+    char name[UID_BYTES];
+    size_t len = strcspn(w->prefix, ".") + 1;
 
     unlisten(w);
-    for (size_t i = 0; i < count; i++) {
-        uint8_t key[RECORD_KEY_BYTES];
-        key_of(w, w->prefix, i, count > 1, key);
-        atomic_fetch_add(&w->bell->refs, 1);
-        w->listens[i] = runner_listen(w->directory->runner, key, on_heard, bell_unref, w->bell);
-    }
+    if (len < w->prefix_len)
+        listen_to(w, w->prefix, w->tree.root->list_count);
+    memcpy(name, w->prefix, len);
+    name[len] = '\0';
+    listen_to(w, name, RECORD_SHARDS);
 }
 
 /* ---- reading */
@@ -378,18 +396,27 @@ static uint64_t next_us(struct watch *w)
     return next;
 }
 
+/* After a bell: its edits may have come by now. */
+static void read_again(struct watch *w)
+{
+    uint64_t now_us = clock_mono_us();
+
+    if (w->again_us == 0 || w->again_us > now_us)
+        return;
+    w->agains++;
+    w->again_us = w->agains <= BELL_DOUBLINGS ? now_us + ((uint64_t)BELL_AGAIN_US << w->agains) : 0;
+    pthread_mutex_lock(&w->lock);
+    w->tree.root->due_us = 0;
+    pthread_mutex_unlock(&w->lock);
+}
+
 static void run(void *arg)
 {
     struct watch *w = arg;
 
     listen_again(w);
     while (wait_bell(w, next_us(w))) {
-        if (w->again_us != 0 && w->again_us <= clock_mono_us()) {
-            w->again_us = 0;
-            pthread_mutex_lock(&w->lock);
-            w->tree.root->due_us = 0;
-            pthread_mutex_unlock(&w->lock);
-        }
+        read_again(w);
         expire(w);
         read_due(w);
         tell(w);

@@ -107,6 +107,34 @@ def case_a_watched_prefix_stays_live():
                 took, time.monotonic() - killed)
 
 
+def case_a_goodbye_is_heard_wherever_one_watches():
+    """Of many experts, under the name and under a deeper prefix, through whatever peer. Their records
+    live for four minutes, so that whatever is told here is told by the node that stops."""
+    many = ["ffn.%d.%d" % (i, k) for i in range(16) for k in range(16)]
+    deep = [uid for uid in many if uid.startswith("ffn.3.")]
+    slowest = 0
+    with Swarm() as swarm:
+        bootstrap = swarm.bootstrap()
+        others = [swarm.node("other%d" % i, ["att.%d" % i], [bootstrap.peer]) for i in range(2)]
+        with Watcher(bootstrap.peer, "ffn.") as top, Watcher(others[1].peer, "ffn.3.") as below:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                node = swarm.node("many%d" % number, many, [bootstrap.peer], "--update-period",
+                                  "120", "--stats-report-interval", "1")
+                top.until("appeared", many, 60)
+                below.until("appeared", deep, 60)
+                # Its second round among peers: all of them have its records, and all bells of its
+                # start have been answered.
+                until(lambda: node.next_event(40).get("publish_rounds", 0) >= 2, 40,
+                      "the node publishes for a second time")
+                node.send(number)
+                sent = time.monotonic()
+                for watcher, uids in ((top, many), (below, deep)):
+                    watcher.until("gone", uids, 20)
+                    slowest = max(slowest, time.monotonic() - sent)
+                assert node.wait() == 0
+    return "ok, all seen within %.1f s of the signal" % slowest
+
+
 def peers_of(peer, *more):
     out, _ = run("peers", "--initial-peers", peer, "--json", timeout_option(15), *more,
                  code=(0, 3))

@@ -615,6 +615,40 @@ static void a_deeper_prefix_can_be_watched_alone(void **state)
     net_stop_many(nodes, 2);
 }
 
+static uint64_t reads_of(struct watch *w)
+{
+    struct watch_stats stats;
+
+    watch_stats(w, &stats);
+    return stats.reads;
+}
+
+static bool is_quiet(struct watch *w)
+{
+    uint64_t reads = reads_of(w);
+
+    return !UNTIL(reads_of(w) != reads, 3000);
+}
+
+/* Publishers ring under the name alone. */
+static void who_watches_a_deeper_prefix_hears_of_a_goodbye(void **state)
+{
+    (void)state;
+    struct net_node nodes[2];
+
+    net_start_many(nodes, 2);
+    struct watch *w = start_watch(&nodes[0], "ffn.1.");
+    struct handler *h = publish(&nodes[1], grid, 4, 7001);
+    assert_true(NET_UNTIL(experts_of(w) == 2));
+    /* The bell of its start has been answered for the last time: it is read no more for now. */
+    assert_true(NET_UNTIL(is_quiet(w)));
+    handler_free(h, clock_deadline_us(2000));
+    assert_true(NET_UNTIL(experts_of(w) == 0));
+    assert_true(NET_UNTIL(count_of(&told.gone) == 2));
+    watch_free(w);
+    net_stop_many(nodes, 2);
+}
+
 static void alone_it_is_not_ready_and_says_so(void **state)
 {
     (void)state;
@@ -672,6 +706,7 @@ int main(void)
         cmocka_unit_test(a_watch_survives_the_loss_of_its_peers),
         cmocka_unit_test(what_strangers_put_there_is_not_believed),
         cmocka_unit_test(a_deeper_prefix_can_be_watched_alone),
+        cmocka_unit_test(who_watches_a_deeper_prefix_hears_of_a_goodbye),
         cmocka_unit_test(alone_it_is_not_ready_and_says_so),
         cmocka_unit_test(making_a_watch_survives_any_failed_allocation),
     };
