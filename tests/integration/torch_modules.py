@@ -1,7 +1,9 @@
 """What PyTorch makes of exported weights, and weights that PyTorch made.
 
-    torch_modules.py check CLASS HIDDEN FILE INPUT OUTPUT   loads FILE with load_state_dict and
-                                                            compares forward of INPUT with OUTPUT
+    torch_modules.py check CLASS HIDDEN FILE CHECKPOINT INPUT OUTPUT   loads FILE, exported
+                                                            weights, and CHECKPOINT, as a node keeps
+                                                            them, with load_state_dict and compares
+                                                            forward of INPUT with OUTPUT
     torch_modules.py make CLASS HIDDEN DTYPE FILE INPUT OUTPUT   writes a state_dict as FILE, and
                                                             an input with its output
 
@@ -92,12 +94,21 @@ def compare(a, b):
         sys.exit("the outputs differ by %g, expected at most %g" % (error, limit))
 
 
-def check(cls, hidden, path, input_path, output_path):
-    module = MODULES[cls](int(hidden))
-    module.load_state_dict(load_file(path))  # strict: no name may be missing or left over
-    with torch.no_grad():
-        y = module(load_file(input_path)["input.0"])
-    compare(load_file(output_path)["output.0"], y)
+def without_optimizer(path):
+    """As docs/operations.md, "Checkpoints and weights", has it."""
+    state = {k: v for k, v in load_file(path).items() if not k.startswith("optimizer.")}
+    if len(state) == len(load_file(path)):
+        sys.exit("%s: no optimizer's arrays beside the parameters" % path)
+    return state
+
+
+def check(cls, hidden, path, checkpoint, input_path, output_path):
+    for state in (load_file(path), without_optimizer(checkpoint)):
+        module = MODULES[cls](int(hidden))
+        module.load_state_dict(state)  # strict: no name may be missing or left over
+        with torch.no_grad():
+            y = module(load_file(input_path)["input.0"])
+        compare(load_file(output_path)["output.0"], y)
 
 
 def make(cls, hidden, dtype, path, input_path, output_path):
