@@ -57,11 +57,12 @@ struct skep_beam_search;
  *                 comes last. Borrowed.
  * @param options  NULL: defaults. Borrowed.
  * @param out      owned: skep_beam_search_free(). NULL on failure.
- * @return SKEP_OK also if nothing was found, or less than there is because time was up
- *         (skep_beam_search_partial()); SKEP_INVALID_ARGUMENT: what is wrong with the grid, the
- *         scores or the options; SKEP_FAILED_PRECONDITION: the client has no DHT;
- *         SKEP_UNAVAILABLE: nothing was found, and no peer could be asked;
- *         SKEP_DEADLINE_EXCEEDED: nothing was found in time; SKEP_RESOURCE_EXHAUSTED.
+ * @return SKEP_OK also if nothing was found (an empty answer: nobody serves any, or no DHT peer
+ *         answers, as in a swarm of one), or less than there is because time was up or peers have
+ *         left (skep_beam_search_partial() tells); SKEP_DEADLINE_EXCEEDED: nothing was found in
+ *         time, saying where and for how long; SKEP_INVALID_ARGUMENT: what is wrong with the grid,
+ *         the scores or the options; SKEP_FAILED_PRECONDITION: the client has no DHT;
+ *         SKEP_RESOURCE_EXHAUSTED.
  * Thread: any.
  */
 SKEP_API SKEP_MUST_CHECK skep_status skep_beam_search_run(
@@ -86,7 +87,8 @@ SKEP_API size_t skep_beam_search_count(const struct skep_beam_search *search, si
 /** Number `rank` of a sample's experts, the best being 0. False if there is none. */
 SKEP_API bool skep_beam_search_hit(const struct skep_beam_search *search, size_t sample,
                                    size_t rank, struct skep_beam_hit *out);
-/** Whether something may be missing: why, in err (which may be NULL). */
+/** Whether something may be missing: why, in err (which may be NULL), as SKEP_UNAVAILABLE (no DHT
+ * peer answers) or SKEP_DEADLINE_EXCEEDED, with prefix, grid, swarm and duration. */
 SKEP_API bool skep_beam_search_partial(const struct skep_beam_search *search,
                                        struct skep_error *err);
 /**

@@ -40,8 +40,8 @@ struct skep_moe_options {
     struct skep_grid grid; /**< prefix is copied by the layer */
     uint32_t k_best;       /**< experts asked for each sample; default 4 */
     uint32_t k_min; /**< answers with which a sample succeeds, 0 to k_best; default 1. With 0,
-                         a sample without any answer succeeds with zeros, and nobody is asked in the
-                         place of experts that failed. */
+                         a sample without any answer succeeds with zeros (unless no expert is found
+                         for any), and nobody is asked in the place of experts that failed. */
     uint32_t backward_k_min;      /**< the same for backward; default 1 */
     uint32_t beam_width;          /**< 0 (default): k_best, 4 at least */
     uint32_t forward_timeout_ms;  /**< for all of a forward pass, search included; 0 (default): the
@@ -122,9 +122,12 @@ SKEP_API const DLTensor *skep_moe_bias(const struct skep_moe *moe);
  * @param y       owned: skep_tensor_free(); [n, out_shape...], of x's type: for each sample the sum
  *                over the experts that answered, weighted by the softmax of their scores. Untouched
  *                on failure.
- * @return SKEP_NOT_FOUND: no expert of the grid was found, saying where and for how long it was
- *         looked for; SKEP_UNAVAILABLE: samples with fewer than k_min answers, and why, unless
- *         allow_missing; SKEP_INVALID_ARGUMENT: shapes, types, NaN; SKEP_RESOURCE_EXHAUSTED.
+ * @return if no expert of the grid was found for any sample, unless allow_missing, a sentence that
+ *         says which prefix and grid were searched in which swarm and for how long, with
+ *         SKEP_NOT_FOUND: nobody serves one; SKEP_UNAVAILABLE: no DHT peer could be asked;
+ *         SKEP_DEADLINE_EXCEEDED: time was up. SKEP_UNAVAILABLE also: samples with fewer than k_min
+ *         answers, and why, unless allow_missing; SKEP_INVALID_ARGUMENT: shapes, types, NaN;
+ * SKEP_RESOURCE_EXHAUSTED.
  */
 SKEP_API SKEP_MUST_CHECK skep_status skep_moe_forward(struct skep_moe *moe, const DLTensor *x,
                                                       const DLTensor *const *scores,
@@ -180,7 +183,8 @@ SKEP_API bool skep_moe_pass_failure(const struct skep_moe_pass *pass, struct ske
 /* ---- switch ---- */
 
 /** Settings of a switch layer, with those of a mixture in front: k_best is 1; k_min and
- * backward_k_min are 0 (a sample without an answer passes as zeros), and so is
+ * backward_k_min are 0 (a sample without an answer passes as zeros, but a pass for which no expert
+ * at all is found fails), and so is
  * timeout_after_k_min_ms, unless set. */
 struct skep_switch_moe_options {
     struct skep_moe_options moe;

@@ -36,19 +36,26 @@ static skep_status make_experts(struct skep_beam_search *s, struct skep_client *
     return SKEP_OK;
 }
 
-/* Fills in cut_short; and nothing at all, because nobody could be asked, is a failure. */
-static skep_status conclude(struct skep_beam_search *s, const struct skep_grid *grid,
+/* Fills in cut_short. Nothing at all, because time was up, is a failure; because there is nobody to
+ * ask, an empty answer: such is a swarm of one. */
+static skep_status conclude(struct skep_beam_search *s, const struct skep_client *client,
+                            const struct skep_grid *grid, uint64_t started_us,
                             struct skep_error *err)
 {
     char text[160];
 
     if (!s->found.partial)
         return SKEP_OK;
-    error_set(&s->cut_short, s->found.status, "beam search of %s: %s",
-              grid_describe(grid, text, sizeof(text)),
-              s->found.status == SKEP_UNAVAILABLE ? "no DHT peer answers"
-                                                  : skep_status_text(s->found.status));
-    if (s->found.expert_count > 0)
+    if (s->found.expert_count == 0)
+        grid_found_nobody(client, grid, &s->found, started_us, "beam search", &s->cut_short);
+    else
+        error_set(&s->cut_short, s->found.status,
+                  "beam search %s: cut short in swarm %s after %.1f ms: %s",
+                  grid_describe(grid, text, sizeof(text)), client->swarm_name,
+                  (double)(clock_mono_us() - started_us) / 1000,
+                  s->found.status == SKEP_UNAVAILABLE ? "no DHT peer answers"
+                                                      : skep_status_text(s->found.status));
+    if (s->found.expert_count > 0 || s->found.status == SKEP_UNAVAILABLE)
         return SKEP_OK;
     if (err != NULL)
         *err = s->cut_short;
@@ -64,6 +71,7 @@ skep_status skep_beam_search_run(struct skep_client *client, const struct skep_g
     const struct skep_beam_options *options = &known;
     struct score_lines lines = {0};
     skep_status rc = SKEP_OK;
+    uint64_t started_us = clock_mono_us();
 
     *out = NULL;
     skep_beam_options_init(&known);
@@ -89,7 +97,7 @@ skep_status skep_beam_search_run(struct skep_client *client, const struct skep_g
     s->samples = lines.samples;
     s->k = options->k;
     if (rc == SKEP_OK)
-        rc = conclude(s, grid, err);
+        rc = conclude(s, client, grid, started_us, err);
     if (rc == SKEP_OK)
         rc = make_experts(s, client, err);
     score_lines_fini(&lines);

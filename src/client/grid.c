@@ -6,9 +6,11 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/tensor.h"
+#include "base/text.h"
 
 _Static_assert((int)SKEP_GRID_MAX_DIMS == (int)BEAM_MAX_DIMS, "a grid can be searched");
 
@@ -174,4 +176,21 @@ skep_status grid_search(struct skep_client *client, const struct skep_grid *grid
     if (rc == SKEP_OK)
         tell_outside(client, grid, out->outside);
     return rc;
+}
+
+skep_status grid_found_nobody(const struct skep_client *client, const struct skep_grid *grid,
+                              const struct beam_result *found, uint64_t started_us, const char *who,
+                              struct skep_error *err)
+{
+    char text[160];
+    skep_status status = found->partial ? found->status : SKEP_NOT_FOUND;
+
+    return error_set(
+        err, status, "%s %s: no expert found in swarm %s within %.1f ms (%zu look-up%s; %s)", who,
+        grid_describe(grid, text, sizeof(text)), client->swarm_name,
+        (double)(clock_mono_us() - started_us) / 1000, found->lookups, text_plural(found->lookups),
+        status == SKEP_NOT_FOUND           ? "nobody serves one"
+        : status == SKEP_UNAVAILABLE       ? "no DHT peer answers"
+        : status == SKEP_DEADLINE_EXCEEDED ? "time was up"
+                                           : skep_status_text(status));
 }

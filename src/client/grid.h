@@ -32,4 +32,14 @@ skep_status grid_search(struct skep_client *client, const struct skep_grid *grid
                         const struct score_lines *scores, bool pass_over_failing,
                         struct beam_query *query, struct beam_result *out, struct skep_error *err);
 
+/*
+ * What it means that a search has found no expert at all, in one sentence for every reason and for
+ * whoever searched: which grid of which swarm, for how long, why.
+ * @return SKEP_NOT_FOUND: nobody serves one; SKEP_UNAVAILABLE: no DHT peer could be asked;
+ *         SKEP_DEADLINE_EXCEEDED: time was up.
+ */
+skep_status grid_found_nobody(const struct skep_client *client, const struct skep_grid *grid,
+                              const struct beam_result *found, uint64_t started_us, const char *who,
+                              struct skep_error *err);
+
 #endif

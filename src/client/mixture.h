@@ -77,7 +77,7 @@ skep_status pass_new(const struct mixture *m, const DLTensor *x, const DLTensor 
                      struct skep_error *err);
 void pass_free(struct skep_moe_pass *pass); /* NULL is allowed */
 
-/* Searches. SKEP_NOT_FOUND if no sample has an expert, unless k_min is 0. */
+/* Searches. As grid_found_nobody() if no sample has an expert, unless allow_missing. */
 skep_status pass_route(struct skep_moe_pass *pass, struct skep_error *err);
 /* For each sample as many further experts as p->wants says, or those there are, next best first and
  * in places of their own. @param anew experts that have not answered yet count as failed. */

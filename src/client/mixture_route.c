@@ -1,5 +1,4 @@
 /* Which experts a pass asks: the best ones and, where these fail, the next best. */
-#include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
@@ -41,22 +40,6 @@ static bool lacks_experts(const struct skep_moe_pass *p)
     return false;
 }
 
-/* B71: one sentence for every way of finding nobody. */
-static skep_status nobody(const struct skep_moe_pass *p, struct skep_error *err)
-{
-    char text[160];
-
-    return error_set(err, SKEP_NOT_FOUND,
-                     "mixture %s: no expert found in swarm %s within %" PRIu64 " ms (%zu look-ups; "
-                     "%s)",
-                     grid_describe(&p->mixture->options.grid, text, sizeof(text)),
-                     p->mixture->client->swarm_name, (clock_mono_us() - p->started_us) / 1000,
-                     p->found.lookups,
-                     !p->found.partial                     ? "nobody serves one"
-                     : p->found.status == SKEP_UNAVAILABLE ? "no DHT peer answers"
-                                                           : "time was up");
-}
-
 skep_status pass_route(struct skep_moe_pass *p, struct skep_error *err)
 {
     skep_status rc = search(p, true, err);
@@ -66,9 +49,9 @@ skep_status pass_route(struct skep_moe_pass *p, struct skep_error *err)
         rc = search(p, false, err);
     if (rc != SKEP_OK)
         return rc;
-    if (p->found.expert_count == 0 && p->samples > 0 && p->mixture->options.k_min > 0 &&
-        !p->mixture->options.allow_missing)
-        return nobody(p, err);
+    if (p->found.expert_count == 0 && p->samples > 0 && !p->mixture->options.allow_missing)
+        return grid_found_nobody(p->mixture->client, &p->mixture->options.grid, &p->found,
+                                 p->started_us, "mixture", err);
     for (size_t s = 0; s < p->samples; s++) {
         p->hit_count[s] = p->found.hit_count[s];
         for (size_t i = 0; i < p->hit_count[s]; i++)
