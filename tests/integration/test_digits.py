@@ -1,8 +1,11 @@
-"""The example trainer, asked to stop while it waits for others: it ends, whatever they do."""
+"""The example trainer: how well it learns, and that it ends when it is asked to while it waits for
+others, whatever they do."""
 
+import json
 import os
 import signal
 import socket
+import statistics
 import subprocess
 
 from swarm import GOLDEN, PATIENCE, Swarm, main, until
@@ -80,6 +83,29 @@ def case_while_its_node_hangs():
 
 def case_while_its_node_hangs_in_a_pass_through_the_mixture():
     while_its_node_hangs(signal.SIGINT, "--moe")
+
+
+def train_with(precision):
+    """(losses, test accuracies in percent) of ten epochs; all but the precision is the same."""
+    with Swarm() as swarm:
+        bootstrap = swarm.bootstrap()
+        swarm.node("node", UIDS, [bootstrap.peer], "--precision", precision, "--seed", "1",
+                   cls="ffn", hidden=64)
+        with Trainer(swarm, bootstrap.peer, "--epochs", "10", "--target", "0") as trainer:
+            assert trainer.popen.wait(120 * PATIENCE) == 0, trainer.output()
+            with open(trainer.progress_path) as file:
+                epochs = [json.loads(line) for line in file]
+    assert len(epochs) == 10, epochs
+    return [e["loss"] for e in epochs], [e["accuracy"] for e in epochs]
+
+
+def case_bfloat16_learns_as_well():
+    """A single epoch may dip by some points in either precision, hence medians."""
+    losses, exact = train_with("float32")
+    rounded_losses, rounded = train_with("bfloat16")
+    assert losses != rounded_losses, "both were computed in the same precision"
+    a, b = statistics.median(exact[5:]), statistics.median(rounded[5:])
+    assert min(a, b) >= 97 and abs(a - b) <= 1.5, (exact, rounded)
 
 
 main(globals())
