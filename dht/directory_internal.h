@@ -37,8 +37,11 @@ enum {
 
     RETRY_PAUSE_US = 80 * 1000, /* before an empty answer is asked once more; plus up to as much */
     ATTEMPT_US = 3 * 1000 * 1000,       /* first attempt without "done": ask again all the same */
+    SHORT_ATTEMPT_US = 1000 * 1000,     /* the same of a short get: then a plain one */
     LAST_ATTEMPT_US = 15 * 1000 * 1000, /* callers without a deadline get their answer by then */
-    LINGER_US = 5 * 1000 * 1000,        /* after the answer, late records still enter the cache */
+    /* How long no short gets are tried where one brought nothing and a plain one did. */
+    NO_SHORT_US = 600 * 1000 * 1000,
+    LINGER_US = 5 * 1000 * 1000, /* after the answer, late records still enter the cache */
     /* A lookup that wants all providers of an expert gives the others as long as the first took:
      * between one round trip and a busy machine, these bound it. */
     GRACE_MIN_US = 20 * 1000,
@@ -114,7 +117,9 @@ struct query {
     uint64_t settle_us; /* when what is there will do, if there is something and not all of it */
     bool in_table;
     bool holds_slot;
-    bool ended_ok; /* what OpenDHT said of the attempt that ended */
+    bool is_short;     /* the current attempt is a short get (dht/runner.h) */
+    bool short_failed; /* one brought nothing in time */
+    bool ended_ok;     /* what OpenDHT said of the attempt that ended */
     unsigned attempts;
     unsigned asks;   /* of ours that OpenDHT still has */
     struct ask *ask; /* the current attempt; NULL: none. Shared through asks. */
@@ -183,7 +188,8 @@ struct directory {
     struct query *queries;
     struct query *table[QUERY_BUCKETS];
     struct query *waiting, **waiting_last, *ended;
-    bool check_peers; /* something takes long: find out whether there is anybody to ask */
+    uint64_t no_short_until_us; /* the network seems to drop the answers of short gets */
+    bool check_peers;           /* something takes long: find out whether there is anybody to ask */
     size_t query_count;
     unsigned gets_in_flight;
     struct request *requests, *completed;

@@ -191,6 +191,8 @@ void query_answer(struct directory *d, struct query *q, skep_status status)
 {
     if (status == SKEP_OK && q->settle_us != 0 && !q->collects && q->found.live == 0)
         status = SKEP_NOT_FOUND; /* it has been withdrawn meanwhile */
+    if (status == SKEP_OK && q->short_failed)
+        d->no_short_until_us = clock_mono_us() + NO_SHORT_US;
     answer_waiters(d, q, status, true);
     if (status == SKEP_NOT_FOUND && !q->own) {
         struct cache_entry *e = lookup_cache_touch(&d->cache, q->key);
@@ -258,7 +260,11 @@ static void ask_dht(struct directory *d, struct query *q, uint64_t now_us)
     d->gets_in_flight++;
     d->stats.gets++;
     directory_due(d, now_us + SLOT_HOLD_US);
-    runner_get_replies(d->runner, q->key, inbox_on_value, inbox_on_reply, inbox_on_done, ask);
+    q->is_short = !q->own && q->attempts == 1 && d->no_short_until_us <= now_us;
+    if (q->is_short)
+        runner_get_short(d->runner, q->key, inbox_on_value, inbox_on_reply, inbox_on_done, ask);
+    else
+        runner_get_replies(d->runner, q->key, inbox_on_value, inbox_on_reply, inbox_on_done, ask);
 }
 
 void queries_start(struct directory *d, uint64_t now_us)
@@ -394,7 +400,9 @@ void queries_conclude(struct directory *d, bool has_peers, uint64_t now_us)
 /* Timers of a query that OpenDHT has. */
 static void asked_timers(struct directory *d, struct query *q, uint64_t now_us)
 {
-    uint64_t limit = q->asked_us + (q->attempts < MAX_ATTEMPTS ? ATTEMPT_US : LAST_ATTEMPT_US);
+    uint64_t limit = q->asked_us + (q->is_short                  ? SHORT_ATTEMPT_US
+                                    : q->attempts < MAX_ATTEMPTS ? ATTEMPT_US
+                                                                 : LAST_ATTEMPT_US);
 
     if (q->holds_slot && q->asked_us + SLOT_HOLD_US <= now_us)
         release_slot(d, q);
@@ -409,6 +417,7 @@ static void asked_timers(struct directory *d, struct query *q, uint64_t now_us)
     } else if (limit > now_us) {
         directory_due(d, limit);
     } else if (q->attempts < MAX_ATTEMPTS) {
+        q->short_failed = q->is_short;
         d->stats.get_retries++;
         release_slot(d, q);
         wait_for_slot(d, q);

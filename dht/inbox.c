@@ -147,14 +147,16 @@ bool inbox_on_value(void *arg, uint64_t value_id, const uint8_t *data, size_t le
     return open;
 }
 
-void inbox_on_reply(void *arg)
+bool inbox_on_reply(void *arg)
 {
     struct inbox *inbox = ((struct ask *)arg)->inbox;
 
     pthread_mutex_lock(&inbox->lock);
+    bool open = !inbox->closed;
     if (inbox->first != NULL)
         wake(inbox);
     pthread_mutex_unlock(&inbox->lock);
+    return open;
 }
 
 void inbox_on_done(void *arg, bool ok)

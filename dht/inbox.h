@@ -83,7 +83,7 @@ void ask_unref(struct ask *ask);
 /* runner_value_fn, runner_reply_fn, runner_done_fn and runner_put_fn; arg is the ask. Values are
  * queued without a word; the end of their reply wakes the directory. Thread: OpenDHT's. */
 bool inbox_on_value(void *arg, uint64_t value_id, const uint8_t *data, size_t len);
-void inbox_on_reply(void *arg);
+bool inbox_on_reply(void *arg);
 void inbox_on_done(void *arg, bool ok);
 
 /* Ends the current or next inbox_wait(). Thread: any. */

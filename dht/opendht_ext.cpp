@@ -5,6 +5,8 @@
  */
 #include "dht/opendht_ext.h"
 
+#include "dht/opendht_binding.h"
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -19,8 +21,28 @@
 
 #include <opendht.h>
 
+/*
+ * OpenDHT compares which fields two answers of a query have, not what is in them, so that whatever
+ * a second node answers passes for a repetition of what the first one did (its pull request 889
+ * mends that). The comparison it meant, in place of its own: see opendht_binding.h.
+ */
+__attribute__((visibility("default"))) bool
+dht::FieldValueIndex::containedIn(const FieldValueIndex &other) const
+{
+    return std::all_of(index.begin(), index.end(), [&other](const auto &field) {
+        const auto same = other.index.find(field.first);
+        return same != other.index.end() && same->second == field.second;
+    });
+}
+
 namespace
 {
+
+/* The same function as the linker knows it, so that its address can be asked for. */
+constexpr const char *contained_in_symbol = "_ZNK3dht15FieldValueIndex11containedInERKS0_";
+extern "C" bool skep_opendht_contained_in(
+    const dht::FieldValueIndex *,
+    const dht::FieldValueIndex &) __asm__("_ZNK3dht15FieldValueIndex11containedInERKS0_");
 
 /* Ids of value types on the wire: "SK" and the index. Others' types start at 0 and are few. */
 constexpr dht::ValueType::Id first_type = 0x534B;
@@ -38,38 +60,79 @@ bool is_ours(const dht::Value &value)
 }
 
 /*
- * Whether a value is only an id, a type and data. Owners, signatures and user types of OpenDHT's
- * own are neither used nor checked here, so a stranger could hang kilobytes on them.
+ * Whether a value is only an id, a type and its content: data, or a user type if it is short.
+ * Owners and signatures of OpenDHT's own are neither used nor checked here, so a stranger could
+ * hang kilobytes on them.
  */
 bool is_plain(const dht::Value &value)
 {
-    return is_ours(value) && !value.owner && value.user_type.empty() && value.signature.empty() &&
+    return is_ours(value) && !value.owner && (value.user_type.empty() || value.data.empty()) &&
+           value.user_type.size() <= OPENDHT_EXT_SHORT_BYTES && value.signature.empty() &&
            value.cypher.empty() && !value.recipient && value.seq == 0;
 }
+
+/* The content of a plain value. */
+struct content {
+    const uint8_t *data;
+    size_t len;
+
+    explicit content(const dht::Value &value)
+        : data(value.data.empty() ? reinterpret_cast<const uint8_t *>(value.user_type.data())
+                                  : value.data.data()),
+          len(value.data.empty() ? value.user_type.size() : value.data.size())
+    {
+    }
+};
 
 /* The policies of one runner, bound to C functions. */
 struct policies {
     opendht_ext_store_fn store;
     opendht_ext_edit_fn edit;
+    opendht_ext_show_fn show;
     void *arg;
 
-    bool may_store(const dht::InfoHash &key, const dht::Value *value) const
+    bool may_store(const dht::InfoHash &key, std::shared_ptr<dht::Value> &value,
+                   uint32_t lifetime_s) const
     {
         if (value == nullptr || !is_plain(*value)) {
             store(arg, key.data(), 0, nullptr, 0);
             return false;
         }
-        return store(arg, key.data(), value->id, value->data.data(), value->data.size());
+        const content bytes(*value);
+        if (!store(arg, key.data(), value->id, bytes.data, bytes.len))
+            return false;
+        place(key, value, lifetime_s);
+        return true;
     }
 
-    bool may_edit(const dht::InfoHash &key, const dht::Value *old, const dht::Value *next) const
+    bool may_edit(const dht::InfoHash &key, const dht::Value *old,
+                  std::shared_ptr<dht::Value> &next, uint32_t lifetime_s) const
     {
         if (old == nullptr || next == nullptr || !is_plain(*next)) {
             edit(arg, key.data(), 0, nullptr, 0, nullptr, 0);
             return false;
         }
-        return edit(arg, key.data(), next->id, old->data.data(), old->data.size(),
-                    next->data.data(), next->data.size());
+        const content before(*old), after(*next);
+        /* What is stored already may come again in the other place, to live on. */
+        const bool is_same =
+            before.len == after.len &&
+            (after.len == 0 || std::memcmp(before.data, after.data, after.len) == 0);
+        if (!is_same &&
+            !edit(arg, key.data(), next->id, before.data, before.len, after.data, after.len))
+            return false;
+        place(key, next, lifetime_s);
+        return true;
+    }
+
+    /* Short values come as user types, which queries show; where there are many, as data. */
+    void place(const dht::InfoHash &key, std::shared_ptr<dht::Value> &value,
+               uint32_t lifetime_s) const
+    {
+        if (value->user_type.empty() ||
+            show(arg, key.data(), value->id, value->user_type.size(), lifetime_s))
+            return;
+        const content bytes(*value);
+        value = std::make_shared<dht::Value>(value->type, bytes.data, bytes.len, value->id);
     }
 };
 
@@ -78,16 +141,19 @@ dht::ValueType make_type(dht::ValueType::Id id, const std::string &name, uint32_
 {
     return dht::ValueType(
         id, name, std::chrono::seconds(lifetime_s),
-        [p](dht::InfoHash key, std::shared_ptr<dht::Value> &value, const dht::InfoHash &,
-            const dht::SockAddr &) { return p.may_store(key, value.get()); },
-        [p](dht::InfoHash key, const std::shared_ptr<dht::Value> &old,
-            std::shared_ptr<dht::Value> &next, const dht::InfoHash &,
-            const dht::SockAddr &) { return p.may_edit(key, old.get(), next.get()); });
+        [p, lifetime_s](dht::InfoHash key, std::shared_ptr<dht::Value> &value,
+                        const dht::InfoHash &,
+                        const dht::SockAddr &) { return p.may_store(key, value, lifetime_s); },
+        [p, lifetime_s](dht::InfoHash key, const std::shared_ptr<dht::Value> &old,
+                        std::shared_ptr<dht::Value> &next, const dht::InfoHash &,
+                        const dht::SockAddr &) {
+            return p.may_edit(key, old.get(), next, lifetime_s);
+        });
 }
 
 void register_types(dht::DhtRunner &runner, const opendht_ext_config &config)
 {
-    const policies p{config.store, config.edit, config.arg};
+    const policies p{config.store, config.edit, config.show, config.arg};
 
     for (unsigned i = 0; i < OPENDHT_EXT_TYPES; i++)
         runner.registerType(make_type(static_cast<dht::ValueType::Id>(first_type + i),
@@ -207,13 +273,30 @@ class operation
         for (const auto &value : found) {
             if (!value || !is_plain(*value))
                 continue;
-            more = calls.value(calls.arg, value->id, value->data.data(), value->data.size());
+            const content bytes(*value);
+            more = calls.value(calls.arg, value->id, bytes.data, bytes.len);
             if (!more)
                 break;
         }
-        if (calls.reply != nullptr)
-            calls.reply(calls.arg);
-        return more;
+        return reply() && more;
+    }
+    /* The same of what a query found: ids and user types. */
+    bool fields(const std::vector<std::shared_ptr<dht::FieldValueIndex>> &found) const
+    {
+        bool more = true;
+        for (const auto &one : found) {
+            if (!one)
+                continue;
+            const auto id = one->index.find(dht::Value::Field::Id);
+            const auto user_type = one->index.find(dht::Value::Field::UserType);
+            if (id == one->index.end() || user_type == one->index.end())
+                continue;
+            const dht::Blob bytes = user_type->second.getBlob();
+            more = calls.value(calls.arg, id->second.getInt(), bytes.data(), bytes.size());
+            if (!more)
+                break;
+        }
+        return reply() && more;
     }
     void done(bool ok) const
     {
@@ -221,6 +304,11 @@ class operation
     }
 
   private:
+    bool reply() const
+    {
+        return calls.reply == nullptr || calls.reply(calls.arg);
+    }
+
     const opendht_ext_calls calls;
 };
 
@@ -331,8 +419,12 @@ void opendht_ext_put(dht_runner *runner, const uint8_t key[OPENDHT_EXT_KEY_BYTES
         const auto op = make_operation(*calls);
         if (!op)
             return;
-        auto value = std::make_shared<dht::Value>(
-            static_cast<dht::ValueType::Id>(first_type + type_index), data, len, value_id);
+        const bool is_short = len <= OPENDHT_EXT_SHORT_BYTES;
+        auto value =
+            std::make_shared<dht::Value>(static_cast<dht::ValueType::Id>(first_type + type_index),
+                                         data, is_short ? 0 : len, value_id);
+        if (is_short)
+            value->user_type.assign(reinterpret_cast<const char *>(data), len);
         unwrap(runner)->put(
             dht::InfoHash(key, OPENDHT_EXT_KEY_BYTES), std::move(value),
             dht::DoneCallback(
@@ -357,6 +449,37 @@ void opendht_ext_get(dht_runner *runner, const uint8_t key[OPENDHT_EXT_KEY_BYTES
             dht::DoneCallback(
                 [op](bool ok, const std::vector<std::shared_ptr<dht::Node>> &) { op->done(ok); }),
             dht::Value::Filter([](const dht::Value &value) { return is_ours(value); }));
+    } catch (...) {
+        /* As in opendht_ext_put(). */
+    }
+}
+
+bool opendht_ext_can_query(void)
+{
+    static const bool can = opendht_binding_is(
+        contained_in_symbol, reinterpret_cast<const void *>(&skep_opendht_contained_in));
+
+    return can;
+}
+
+void opendht_ext_query(dht_runner *runner, const uint8_t key[OPENDHT_EXT_KEY_BYTES],
+                       const struct opendht_ext_calls *calls)
+{
+    try {
+        const auto op = make_operation(*calls);
+        if (!op)
+            return;
+        dht::Select select;
+        select.field(dht::Value::Field::Id).field(dht::Value::Field::UserType);
+        unwrap(runner)->query(
+            dht::InfoHash(key, OPENDHT_EXT_KEY_BYTES),
+            dht::QueryCallback(
+                [op](const std::vector<std::shared_ptr<dht::FieldValueIndex>> &found) {
+                    return op->fields(found);
+                }),
+            dht::DoneCallback(
+                [op](bool ok, const std::vector<std::shared_ptr<dht::Node>> &) { op->done(ok); }),
+            dht::Query(std::move(select)));
     } catch (...) {
         /* As in opendht_ext_put(). */
     }

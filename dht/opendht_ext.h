@@ -1,8 +1,9 @@
 /*
  * What OpenDHT's C bindings (2.4.12) lack, as C functions over the same `dht_runner` object: bind
  * addresses, rate limits, value types of our own with store and edit policies, puts with a value
- * id, listening to our types without waiting for a token, node export, storage limit, a count of
- * what is sent. No C++ type crosses this header and no exception leaves it.
+ * id, gets of short values in one round, listening to our types without waiting for a token, node
+ * export, storage limit, a count of what is sent. No C++ type crosses this header and no exception
+ * leaves it.
  *
  * Threads: functions from any thread. Callbacks and policies run on OpenDHT's thread, with
  * OpenDHT's own lock held: they must not call opendht_ext_read_stats(), _known_peers() or
@@ -25,6 +26,8 @@ enum {
     OPENDHT_EXT_KEY_BYTES = 20,
     OPENDHT_EXT_TYPES = 4, /* value types that are ours */
     OPENDHT_EXT_MAX_VALUE_BYTES = 61440,
+    /* Values of up to this many bytes are short: opendht_ext_query() finds them as well. */
+    OPENDHT_EXT_SHORT_BYTES = 512,
 };
 
 /*
@@ -37,6 +40,13 @@ typedef bool (*opendht_ext_store_fn)(void *arg, const uint8_t key[OPENDHT_EXT_KE
 typedef bool (*opendht_ext_edit_fn)(void *arg, const uint8_t key[OPENDHT_EXT_KEY_BYTES],
                                     uint64_t value_id, const uint8_t *old, size_t old_len,
                                     const uint8_t *data, size_t len);
+/*
+ * Whether a short value, which has been accepted, is to be shown to queries. The answer to a query
+ * is one datagram, which nobody gets if it is too long for one; so somebody has to see to it that
+ * what is shown of one key stays short.
+ */
+typedef bool (*opendht_ext_show_fn)(void *arg, const uint8_t key[OPENDHT_EXT_KEY_BYTES],
+                                    uint64_t value_id, size_t len, uint32_t lifetime_s);
 /* The system took a datagram of so many bytes (of UDP payload). On OpenDHT's threads, maybe on
  * several at once. */
 typedef void (*opendht_ext_sent_fn)(void *arg, size_t bytes);
@@ -56,8 +66,9 @@ struct opendht_ext_config {
     const uint32_t *type_lifetime_s; /* OPENDHT_EXT_TYPES of them; borrowed for the call */
     opendht_ext_store_fn store;
     opendht_ext_edit_fn edit;
+    opendht_ext_show_fn show;
     opendht_ext_sent_fn sent; /* NULL: nobody counts */
-    void *arg;                /* of all three; borrowed until the dht_runner is deleted */
+    void *arg;                /* of all four; borrowed until the dht_runner is deleted */
 };
 
 /*
@@ -87,7 +98,8 @@ void opendht_ext_delete(dht_runner *runner);
 struct opendht_ext_calls {
     /* One value of our types; data borrowed for the call. False ends a get early. NULL in a put. */
     bool (*value)(void *arg, uint64_t value_id, const uint8_t *data, size_t len);
-    void (*reply)(void *arg);         /* after the values of one reply; may be NULL */
+    /* After the values of one reply; false ends a get early. May be NULL. */
+    bool (*reply)(void *arg);
     void (*done)(void *arg, bool ok); /* at least once unless OpenDHT drops the operation */
     void (*release)(void *arg);
     void *arg;
@@ -99,6 +111,15 @@ void opendht_ext_put(dht_runner *runner, const uint8_t key[OPENDHT_EXT_KEY_BYTES
                      const struct opendht_ext_calls *calls);
 void opendht_ext_get(dht_runner *runner, const uint8_t key[OPENDHT_EXT_KEY_BYTES],
                      const struct opendht_ext_calls *calls);
+
+/*
+ * Asks for the short values stored under a key: one request to each node that stores the key, where
+ * a get takes one for the ids and another for every value. Of a value that is longer, or not shown
+ * (see opendht_ext_show_fn), only the id is told, with `len` 0; also of others' types.
+ */
+bool opendht_ext_can_query(void); /* false: an answer would be that of one node only */
+void opendht_ext_query(dht_runner *runner, const uint8_t key[OPENDHT_EXT_KEY_BYTES],
+                       const struct opendht_ext_calls *calls);
 
 struct opendht_ext_listen;
 

@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "base/thread.h"
 #include "dht/opendht_ext.h"
+#include "dht/shown.h"
 #include "dht/udp_port.h"
 
 enum {
@@ -90,12 +91,16 @@ static bool on_value(void *arg, uint64_t value_id, const uint8_t *data, size_t l
     return false;
 }
 
-static void on_reply(void *arg)
+static bool on_reply(void *arg)
 {
     struct operation *op = arg;
 
-    if (op->reply != NULL && !atomic_load(&op->over))
-        op->reply(op->arg);
+    if (atomic_load(&op->over))
+        return false;
+    if (op->reply == NULL || op->reply(op->arg))
+        return true;
+    atomic_store(&op->stopped, true);
+    return false;
 }
 
 static void on_done(void *arg, bool ok)
@@ -166,6 +171,14 @@ static bool on_edit(void *arg, const uint8_t key[OPENDHT_EXT_KEY_BYTES], uint64_
     return false;
 }
 
+static bool on_show(void *arg, const uint8_t key[OPENDHT_EXT_KEY_BYTES], uint64_t value_id,
+                    size_t len, uint32_t lifetime_s)
+{
+    struct runner *runner = arg;
+
+    return shown_add(runner->shown, key, value_id, len, clock_mono_us() / 1000000, lifetime_s);
+}
+
 static void on_sent(void *arg, size_t bytes)
 {
     struct runner *runner = arg;
@@ -219,6 +232,7 @@ static skep_status start(struct runner *runner, const struct runner_config *conf
         .type_lifetime_s = record_type_lifetime_s,
         .store = on_store,
         .edit = on_edit,
+        .show = on_show,
         .sent = on_sent,
         .arg = runner,
     };
@@ -288,9 +302,11 @@ skep_status runner_new(const struct runner_config *config, struct runner **out,
     if (runner == NULL)
         return error_no_memory(err, "DHT runner", sizeof(*runner));
     runner->swarm = config->swarm;
+    runner->shown = shown_new();
     pthread_mutex_init(&runner->lock, NULL);
     cond_init(&runner->ended);
-    rc = start_somewhere(runner, config, err);
+    rc = runner->shown != NULL ? start_somewhere(runner, config, err)
+                               : error_no_memory(err, "DHT runner", sizeof(*runner));
     if (rc != SKEP_OK) {
         runner_free(runner, 0);
         return rc;
@@ -322,6 +338,7 @@ void runner_free(struct runner *runner, uint64_t deadline_us)
         operation_end(op, false);
     }
     runner_free_listens(runner);
+    shown_free(runner->shown);
     pthread_cond_destroy(&runner->ended);
     pthread_mutex_destroy(&runner->lock);
     mem_free(runner);
@@ -435,20 +452,40 @@ void runner_get(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES
     runner_get_replies(runner, key, value, NULL, done, arg);
 }
 
-void runner_get_replies(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES],
-                        runner_value_fn value, runner_reply_fn reply, runner_done_fn done,
-                        void *arg)
+/* The calls of an operation that finds values; false, with `done` called, if there is none. */
+static bool get_calls(struct runner *runner, runner_value_fn value, runner_reply_fn reply,
+                      runner_done_fn done, void *arg, struct opendht_ext_calls *out)
 {
     struct operation *op = operation_new(runner, false, value, done, arg);
+
     if (op == NULL)
-        return;
+        return false;
     op->reply = reply; /* before OpenDHT hears of it */
-    const struct opendht_ext_calls calls = {
+    *out = (struct opendht_ext_calls){
         .value = on_value,
         .reply = on_reply,
         .done = on_done,
         .release = on_release,
         .arg = op,
     };
-    opendht_ext_get(runner->dht, key, &calls);
+    return true;
+}
+
+void runner_get_replies(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES],
+                        runner_value_fn value, runner_reply_fn reply, runner_done_fn done,
+                        void *arg)
+{
+    struct opendht_ext_calls calls;
+
+    if (get_calls(runner, value, reply, done, arg, &calls))
+        opendht_ext_get(runner->dht, key, &calls);
+}
+
+void runner_query(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES],
+                  runner_value_fn value, runner_reply_fn reply, runner_done_fn done, void *arg)
+{
+    struct opendht_ext_calls calls;
+
+    if (get_calls(runner, value, reply, done, arg, &calls))
+        opendht_ext_query(runner->dht, key, &calls);
 }

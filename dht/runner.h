@@ -105,11 +105,22 @@ typedef void (*runner_done_fn)(void *arg, bool ok);
 void runner_get(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES],
                 runner_value_fn value, runner_done_fn done, void *arg);
 /* The same; `reply` comes after the values that one node sent together (or that are stored here),
- * so that a reader that takes the first answer takes all of it. */
-typedef void (*runner_reply_fn)(void *arg);
+ * so that a reader that takes the first answer takes all of it. It may end the get early as well.
+ */
+typedef bool (*runner_reply_fn)(void *arg);
 void runner_get_replies(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES],
                         runner_value_fn value, runner_reply_fn reply, runner_done_fn done,
                         void *arg);
+
+/*
+ * The same with a fraction of the packets where a few short values are stored: OpenDHT's get asks
+ * each storing node for the ids and then for every value by itself, this one for all that is short
+ * at once, and does a plain get besides if there is more. Answers are single datagrams of up to
+ * some KiB. A network that drops fragments drops them: then nothing comes in spite of live peers,
+ * and whoever asks should try a plain get.
+ */
+void runner_get_short(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES],
+                      runner_value_fn value, runner_reply_fn reply, runner_done_fn done, void *arg);
 
 struct runner_listen;
 /*

@@ -1,4 +1,5 @@
-/* Inside the runner, shared by its two files: runner.c, and runner_listen.c with the listens. */
+/* Inside the runner, shared by its files: runner.c, runner_listen.c (listens), runner_short.c (gets
+ * of short values). */
 #ifndef SKEP_DHT_RUNNER_INTERNAL_H
 #define SKEP_DHT_RUNNER_INTERNAL_H
 
@@ -10,6 +11,7 @@
 struct runner {
     dht_runner *dht;
     const struct record_swarm *swarm; /* borrowed */
+    struct shown *shown;              /* owned; of OpenDHT's thread */
     uint16_t port;
     atomic_ullong refused, sent_packets, sent_bytes; /* counters only: relaxed */
     pthread_mutex_t lock;                            /* guards the fields below */
@@ -20,6 +22,10 @@ struct runner {
     struct runner_listen *idle; /* see runner_listen.c */
     size_t listens;             /* idle and in use */
 };
+
+/* runner.c. opendht_ext_query() with the promises of runner_get(). */
+void runner_query(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES],
+                  runner_value_fn value, runner_reply_fn reply, runner_done_fn done, void *arg);
 
 /* runner_listen.c. Ends what can be ended of the listens that nobody uses. */
 void runner_end_listens(struct runner *runner);

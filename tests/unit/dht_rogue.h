@@ -33,6 +33,17 @@ static inline bool rogue_edit(void *arg, const uint8_t key[OPENDHT_EXT_KEY_BYTES
     return data != NULL;
 }
 
+static inline bool rogue_show(void *arg, const uint8_t key[OPENDHT_EXT_KEY_BYTES],
+                              uint64_t value_id, size_t len, uint32_t lifetime_s)
+{
+    (void)arg;
+    (void)key;
+    (void)value_id;
+    (void)len;
+    (void)lifetime_s;
+    return true;
+}
+
 static inline void rogue_on_release(void *arg)
 {
     net_event_set(arg, 0);
@@ -65,6 +76,7 @@ static inline void rogue_start(struct rogue *rogue, const struct net_node *node)
         .type_lifetime_s = record_type_lifetime_s,
         .store = rogue_store,
         .edit = rogue_edit,
+        .show = rogue_show,
     };
     rogue->dht = dht_runner_new();
     if (!opendht_ext_run(rogue->dht, &config, why, sizeof(why)))

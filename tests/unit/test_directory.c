@@ -1,6 +1,11 @@
 /* Lookups and declares between real nodes on loopback. */
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "dht_net.h"
 #include "dht_rogue.h"
@@ -376,36 +381,52 @@ static struct bytes encode(const struct net_node *node, struct record *record,
     return out;
 }
 
-/* 1,000 records that look right but for their signatures, under other peers' names and newer. */
+enum { FORGERIES = 1000 };
+
+/* 1,000 records of ffn.3 that look right but for their signatures, under other peers' names and
+ * newer; `is_long`: too long for queries to show them. */
+static void put_forgeries(struct rogue *rogue, const struct net_node *node, bool is_long,
+                          struct net_event *event)
+{
+    uint8_t key[RECORD_KEY_BYTES];
+
+    record_key_expert(swarm_record(node->swarm), "ffn.3", key);
+    for (uint32_t i = 0; i < FORGERIES; i++) {
+        struct identity stranger;
+        uint8_t seed[32] = {0};
+        struct bytes data = {0};
+        struct record r = net_expert(node, "ffn.3", 6666, 60);
+        store_u32(seed, i / 2); /* two of each peer */
+        assert_int_equal(identity_from_seed(&stranger, seed, NULL), SKEP_OK);
+        r.seq = (uint64_t)clock_wall_ms() + 30000 + i;
+        for (; is_long && r.expert.endpoint_count < RECORD_MAX_ENDPOINTS;
+             r.expert.endpoint_count++) {
+            struct endpoint *e = &r.expert.endpoints[r.expert.endpoint_count];
+            snprintf(e->host, sizeof(e->host), "%0100u.example.org", i);
+            e->port = 6666;
+        }
+        assert_int_equal(record_encode(&r, &stranger, swarm_record(node->swarm), key, &data, NULL),
+                         SKEP_OK);
+        assert_int_equal(is_long, data.len > OPENDHT_EXT_SHORT_BYTES);
+        data.data[data.len - 1] ^= 1; /* within the signature */
+        rogue_put(rogue, key, 1000 + i, data.data, data.len, event);
+        bytes_free(&data);
+    }
+    assert_true(net_event_wait(event, FORGERIES));
+}
+
 static void the_genuine_record_is_found_among_a_thousand_forgeries(void **state)
 {
     (void)state;
-    enum { FORGERIES = 1000 };
     struct net_node nodes[3];
     struct rogue rogue;
     struct net_event event;
-    uint8_t key[RECORD_KEY_BYTES];
     struct directory_stats stats;
 
     net_start_many(nodes, 3);
     rogue_start(&rogue, &nodes[0]);
     net_event_init(&event);
-    record_key_expert(swarm_record(nodes[0].swarm), "ffn.3", key);
-    for (uint32_t i = 0; i < FORGERIES; i++) {
-        struct identity stranger;
-        uint8_t seed[32] = {0};
-        struct bytes data = {0};
-        struct record r = net_expert(&nodes[0], "ffn.3", 6666, 60);
-        store_u32(seed, i / 2); /* two of each peer */
-        assert_int_equal(identity_from_seed(&stranger, seed, NULL), SKEP_OK);
-        r.seq = (uint64_t)clock_wall_ms() + 30000 + i;
-        assert_int_equal(
-            record_encode(&r, &stranger, swarm_record(nodes[0].swarm), key, &data, NULL), SKEP_OK);
-        data.data[data.len - 1] ^= 1; /* within the signature */
-        rogue_put(&rogue, key, 1000 + i, data.data, data.len, &event);
-        bytes_free(&data);
-    }
-    assert_true(net_event_wait(&event, FORGERIES));
+    put_forgeries(&rogue, &nodes[0], true, &event);
     assert_int_equal(net_declare_expert(&nodes[1], "ffn.3", 7001, 60, false), SKEP_OK);
 
     struct lookup_result *r = net_get(&nodes[2], "ffn.3", 0);
@@ -421,6 +442,149 @@ static void the_genuine_record_is_found_among_a_thousand_forgeries(void **state)
     rogue_stop(&rogue);
     net_event_fini(&event);
     net_stop_many(nodes, 3);
+}
+
+/* One that would show so much that its answer is longer than a datagram can be: it gives none. */
+static void an_answer_too_long_for_a_datagram_holds_nothing_up(void **state)
+{
+    (void)state;
+    struct net_node nodes[3];
+    struct rogue rogue;
+    struct net_event event;
+
+    net_start_many(nodes, 3);
+    rogue_start(&rogue, &nodes[0]);
+    net_event_init(&event);
+    put_forgeries(&rogue, &nodes[0], false, &event);
+    assert_int_equal(net_declare_expert(&nodes[1], "ffn.3", 7001, 60, false), SKEP_OK);
+    for (int i = 0; i < 20; i++)
+        assert_int_equal(net_get_port(&nodes[2], "ffn.3", DIRECTORY_FRESH), 7001);
+    rogue_stop(&rogue);
+    net_event_fini(&event);
+    net_stop_many(nodes, 3);
+}
+
+/* ---- a network that drops fragments: of two nodes, datagrams over the usual 1,500 bytes ---- */
+
+struct narrow {
+    int fds[2]; /* towards the one that asks, and towards the one that answers */
+    struct thread thread;
+    atomic_bool closing;
+    atomic_uint dropped;
+};
+
+static int bind_udp(uint16_t *port)
+{
+    struct sockaddr_in sa = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t len = sizeof(sa);
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+    assert_true(fd >= 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&sa, sizeof(sa)), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&sa, &len), 0);
+    *port = ntohs(sa.sin_port);
+    return fd;
+}
+
+static void narrow_run(void *arg)
+{
+    struct narrow *n = arg;
+    struct sockaddr_storage asker;
+    socklen_t asker_len = 0;
+
+    while (!atomic_load(&n->closing)) {
+        struct pollfd polled[2] = {{n->fds[0], POLLIN, 0}, {n->fds[1], POLLIN, 0}};
+        char data[65536];
+        if (poll(polled, 2, 100) <= 0)
+            continue;
+        if (polled[0].revents) {
+            asker_len = sizeof(asker);
+            ssize_t len =
+                recvfrom(n->fds[0], data, sizeof(data), 0, (struct sockaddr *)&asker, &asker_len);
+            if (len > 0)
+                (void)!send(n->fds[1], data, (size_t)len, 0);
+        }
+        if (polled[1].revents) {
+            ssize_t len = recv(n->fds[1], data, sizeof(data), 0);
+            if (len > 1472)
+                atomic_fetch_add(&n->dropped, 1);
+            else if (len > 0 && asker_len > 0)
+                (void)!sendto(n->fds[0], data, (size_t)len, 0, (struct sockaddr *)&asker,
+                              asker_len);
+        }
+    }
+}
+
+/* Returns the port at which the node can be reached through it. */
+static uint16_t narrow_start(struct narrow *n, uint16_t target)
+{
+    struct sockaddr_in sa = {
+        .sin_family = AF_INET, .sin_port = htons(target), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    uint16_t port, other;
+
+    memset(n, 0, sizeof(*n));
+    n->fds[0] = bind_udp(&port);
+    n->fds[1] = bind_udp(&other);
+    assert_int_equal(connect(n->fds[1], (struct sockaddr *)&sa, sizeof(sa)), 0);
+    assert_int_equal(thread_start(&n->thread, "narrow", narrow_run, n, NULL), SKEP_OK);
+    return port;
+}
+
+static void narrow_stop(struct narrow *n)
+{
+    atomic_store(&n->closing, true);
+    thread_join(&n->thread);
+    close(n->fds[0]);
+    close(n->fds[1]);
+}
+
+static void a_network_that_drops_long_datagrams_is_got_along_with(void **state)
+{
+    (void)state;
+    enum { PROVIDERS = 12 };
+    struct net_node nodes[2];
+    struct rogue rogue;
+    struct net_event event;
+    struct narrow narrow;
+    struct directory_stats before, after;
+    uint8_t key[RECORD_KEY_BYTES];
+
+    net_start(&nodes[0], 0);
+    rogue_start(&rogue, &nodes[0]);
+    net_event_init(&event);
+    record_key_expert(swarm_record(nodes[0].swarm), "ffn.3", key);
+    for (int i = 0; i < PROVIDERS; i++) {
+        struct record r = net_expert(&nodes[0], "ffn.3", 7001, 60);
+        struct identity by;
+        struct bytes data = {0};
+        assert_int_equal(identity_generate(&by, NULL), SKEP_OK);
+        memcpy(r.peer_id, by.peer_id, PEER_ID_BYTES);
+        r.seq = (uint64_t)clock_wall_ms();
+        assert_int_equal(record_encode(&r, &by, swarm_record(nodes[0].swarm), key, &data, NULL),
+                         SKEP_OK);
+        rogue_put(&rogue, key, record_value_id(&r), data.data, data.len, &event);
+        bytes_free(&data);
+    }
+    assert_true(net_event_wait(&event, PROVIDERS));
+    rogue_stop(&rogue);
+    struct runner_status status;
+    runner_status(swarm_runner(nodes[0].swarm), &status);
+    assert_int_equal(status.storage_values, PROVIDERS);
+
+    net_start(&nodes[1], narrow_start(&narrow, net_port(&nodes[0])));
+    assert_true(swarm_wait_joined(nodes[1].swarm, net_deadline()));
+    assert_int_equal(net_get_port(&nodes[1], "ffn.3", 0), 7001);
+    assert_true(atomic_load(&narrow.dropped) > 0);
+    /* Once is enough: from now on nobody waits for what does not come through. */
+    directory_stats(net_directory(&nodes[1]), &before);
+    assert_int_equal(net_get_port(&nodes[1], "ffn.3", DIRECTORY_FRESH), 7001);
+    directory_stats(net_directory(&nodes[1]), &after);
+    assert_int_equal(after.get_retries, before.get_retries);
+    assert_int_equal(after.gets, before.gets + 1);
+
+    net_event_fini(&event);
+    net_stop_many(nodes, 2);
+    narrow_stop(&narrow);
 }
 
 static void records_that_do_not_belong_are_refused(void **state)
@@ -707,6 +871,8 @@ int main(void)
         cmocka_unit_test(found_records_and_misses_are_remembered),
         cmocka_unit_test(a_forgotten_peer_is_asked_for_anew),
         cmocka_unit_test(the_genuine_record_is_found_among_a_thousand_forgeries),
+        cmocka_unit_test(an_answer_too_long_for_a_datagram_holds_nothing_up),
+        cmocka_unit_test(a_network_that_drops_long_datagrams_is_got_along_with),
         cmocka_unit_test(records_that_do_not_belong_are_refused),
         cmocka_unit_test(strangers_neither_read_nor_publish_in_a_private_swarm),
         cmocka_unit_test(a_public_member_cannot_read_what_is_sealed),

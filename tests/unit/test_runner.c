@@ -20,7 +20,9 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/thread.h"
+#include "dht/opendht_ext.h"
 #include "dht/runner.h"
+#include "dht/shown.h"
 
 enum { PATIENCE_MS = 20000, PACE = 64 };
 
@@ -474,6 +476,141 @@ static void a_get_may_end_at_its_first_value(void **state)
     tally_fini(&t);
     bytes_free(&items[0].data);
     bytes_free(&items[1].data);
+}
+
+/* ---- short gets: every value counts once ---- */
+
+struct seen {
+    struct tally tally;
+    uint64_t ids[128];
+    size_t count, replies;
+};
+
+static bool on_seen(void *arg, uint64_t value_id, const uint8_t *data, size_t len)
+{
+    struct seen *s = arg;
+    bool is_new = true;
+
+    (void)data;
+    assert_true(len > 0);
+    for (size_t i = 0; i < s->count; i++)
+        is_new = is_new && s->ids[i] != value_id;
+    if (is_new && s->count < sizeof(s->ids) / sizeof(s->ids[0]))
+        s->ids[s->count++] = value_id;
+    return true;
+}
+
+static bool on_seen_reply(void *arg)
+{
+    ((struct seen *)arg)->replies++;
+    return true;
+}
+
+static void on_seen_done(void *arg, bool ok)
+{
+    on_done(&((struct seen *)arg)->tally, ok);
+}
+
+/* How many different values a short get finds. */
+static size_t short_get(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES])
+{
+    struct seen seen = {.count = 0};
+
+    tally_init(&seen.tally);
+    runner_get_short(runner, key, on_seen, on_seen_reply, on_seen_done, &seen);
+    await_done(&seen.tally, 1);
+    assert_int_equal(seen.tally.done, 1);
+    assert_int_equal(seen.tally.ok, 1);
+    assert_true(seen.replies > 0);
+    tally_fini(&seen.tally);
+    return seen.count;
+}
+
+/* Of two nodes that have never met each holds a value of its own. */
+static void a_short_get_finds_what_different_nodes_hold(void **state)
+{
+    (void)state;
+    struct runner *nodes[2] = {start(), start()};
+    struct item items[2] = {make_item(&publisher, 7, 4000, 0), make_item(&stranger, 7, 4001, 0)};
+
+    for (int i = 0; i < 2; i++)
+        put(nodes[i], &items[i]); /* says no: there is nobody else to keep it */
+    struct runner *a = start();
+    contact(a, nodes[0]);
+    contact(a, nodes[1]);
+    await_peers(a, 2);
+    assert_int_equal(short_get(a, items[0].key), 2);
+    stop(a);
+    for (int i = 0; i < 2; i++) {
+        bytes_free(&items[i].data);
+        stop(nodes[i]);
+    }
+}
+
+/* More than a query may show, and a value that none shows. */
+static void a_short_get_finds_crowds_and_long_values(void **state)
+{
+    (void)state;
+    enum { CROWD = 60 };
+    struct runner *a = start(), *b = start_joined(a);
+    struct identity by;
+    struct item item = {0};
+
+    for (int i = 0; i < CROWD; i++) {
+        bytes_free(&item.data);
+        assert_int_equal(identity_generate(&by, NULL), SKEP_OK);
+        item = make_item(&by, 8, 4000, 0);
+        assert_true(item.data.len <= OPENDHT_EXT_SHORT_BYTES);
+        assert_true(CROWD * item.data.len > SHOWN_MAX_BYTES);
+        assert_true(put(b, &item));
+    }
+    struct runner *c = start_joined(a);
+    assert_int_equal(short_get(c, item.key), CROWD);
+
+    struct record r = {.kind = RECORD_EXPERT,
+                       .seq = (uint64_t)clock_wall_ms(),
+                       .expires_at = clock_wall_ms() / 1000 + 60,
+                       .expert = {.endpoint_count = RECORD_MAX_ENDPOINTS, .cls = "ffn"}};
+    for (size_t i = 0; i < RECORD_MAX_ENDPOINTS; i++) {
+        memset(r.expert.endpoints[i].host, 'h', 60);
+        memcpy(r.expert.endpoints[i].host + 60, ".example.org.some.where.else.net", 33);
+        r.expert.endpoints[i].port = (uint16_t)(4000 + i);
+    }
+    snprintf(r.expert.uid, sizeof(r.expert.uid), "ffn.9");
+    memcpy(r.peer_id, publisher.peer_id, PEER_ID_BYTES);
+    bytes_free(&item.data);
+    record_key_expert(&swarm, r.expert.uid, item.key);
+    item.id = record_value_id(&r);
+    assert_int_equal(record_encode(&r, &publisher, &swarm, item.key, &item.data, NULL), SKEP_OK);
+    assert_true(item.data.len > OPENDHT_EXT_SHORT_BYTES);
+    assert_true(put(b, &item));
+    assert_int_equal(short_get(c, item.key), 1);
+    bytes_free(&item.data);
+    stop(c);
+    stop(b);
+    stop(a);
+}
+
+/* What OpenDHT repeats to keep it alive, as what comes again under a newer date, stays in place. */
+static void what_is_short_is_replaced_in_place(void **state)
+{
+    (void)state;
+    struct runner *a = start(), *b = start_joined(a), *c = start_joined(a);
+    struct runner_status status;
+    struct item item = {0};
+
+    for (unsigned i = 0; i < 5; i++) {
+        bytes_free(&item.data);
+        item = make_item(&publisher, 10, (uint16_t)(4000 + i / 2), i / 2 * 1000);
+        assert_true(put(b, &item));
+    }
+    assert_int_equal(short_get(c, item.key), 1);
+    runner_status(a, &status);
+    assert_int_equal(status.storage_values, 1);
+    bytes_free(&item.data);
+    stop(c);
+    stop(b);
+    stop(a);
 }
 
 static void a_stranger_cannot_overwrite(void **state)
@@ -1016,6 +1153,9 @@ int main(void)
         cmocka_unit_test(publishing_again_replaces_in_place),
         cmocka_unit_test(a_node_that_moved_is_seen_at_its_new_endpoint_only),
         cmocka_unit_test(a_get_may_end_at_its_first_value),
+        cmocka_unit_test(a_short_get_finds_what_different_nodes_hold),
+        cmocka_unit_test(a_short_get_finds_crowds_and_long_values),
+        cmocka_unit_test(what_is_short_is_replaced_in_place),
         cmocka_unit_test(a_stranger_cannot_overwrite),
         cmocka_unit_test(junk_is_not_stored_and_is_counted),
         cmocka_unit_test(long_prefix_records_travel),
