@@ -260,6 +260,15 @@ static inline void fake_mend(struct fake_node *node)
     cutter_cut_in(&node->cutter, CUTTER_NEVER);
 }
 
+/* Whether at least so many calls are held. */
+static inline bool fake_holds(struct fake_node *node, size_t at_least)
+{
+    pthread_mutex_lock(&node->lock);
+    bool holds = node->held_count >= at_least;
+    pthread_mutex_unlock(&node->lock);
+    return holds;
+}
+
 /* Whether the callers of all calls that are held have left. */
 static inline bool fake_held_are_gone(struct fake_node *node, size_t at_least)
 {

@@ -183,12 +183,12 @@ static void a_lease_expires_unless_it_is_renewed(void **state)
     (void)state;
     struct skep_node *node = start_node(60000);
     struct skep_client *client = start_client();
-    struct skep_client_lease *held = lease(client, node, 300);
+    struct skep_client_lease *held = lease(client, node, 2000);
 
-    assert_int_equal(skep_client_lease_duration_ms(held), 300);
+    assert_int_equal(skep_client_lease_duration_ms(held), 2000);
     assert_int_equal(skep_client_lease_renew(held, 50000, PATIENCE_MS, NULL), SKEP_OK);
     assert_int_equal(skep_client_lease_duration_ms(held), 50000);
-    assert_false(skep_client_lease_wait_ended(held, 400)); /* it would be over by now */
+    assert_false(skep_client_lease_wait_ended(held, 2100)); /* it would be over by now */
     assert_int_equal(skep_client_lease_renew(held, 10, PATIENCE_MS, NULL), SKEP_OK);
     assert_true(skep_client_lease_wait_ended(held, PATIENCE_MS));
     assert_int_equal(skep_client_lease_renew(held, 0, PATIENCE_MS, NULL), SKEP_PERMISSION_DENIED);

@@ -80,7 +80,7 @@ static void silent_clients_hold_up_nobody_and_time_out(void **state)
     static int fds[SILENT];
 
     fixture_init(&f);
-    f.config.limits.handshake_timeout_ms = 300;
+    f.config.limits.handshake_timeout_ms = 2000; /* enough for those who are not silent */
     fixture_start(&f);
     for (int i = 0; i < SILENT; i++)
         fds[i] = raw_connect(&f);
