@@ -107,7 +107,7 @@ class Process:
     def alive(self):
         return self.popen.poll() is None
 
-    def wait_ready(self, seconds=30):
+    def wait_ready(self, seconds=60):
         deadline = time.monotonic() + seconds * PATIENCE
         readable = select.poll()  # select() takes no descriptors from 1024 on
         readable.register(self.popen.stdout, select.POLLIN)
@@ -125,7 +125,7 @@ class Process:
         self.facts = json.loads(first)
         return self
 
-    def next_event(self, seconds=20):
+    def next_event(self, seconds=40):
         """The next line of JSON that it prints."""
         deadline = time.monotonic() + seconds * PATIENCE
         readable = select.poll()
@@ -144,7 +144,7 @@ class Process:
         with open(self.log_path, errors="replace") as log:
             return log.read()
 
-    def wait_log(self, text, seconds=20):
+    def wait_log(self, text, seconds=40):
         """Waits until the log holds a text."""
         until(lambda: text in self.read_log(), seconds,
               "%s logs %r; it has logged:\n%s" % (self.name, text, self.read_log()))
@@ -152,7 +152,7 @@ class Process:
     def send(self, number):
         self.popen.send_signal(number)
 
-    def wait(self, seconds=20):
+    def wait(self, seconds=40):
         """Waits for its end; returns the exit code (negative: the signal that ended it)."""
         try:
             return self.popen.wait(seconds * PATIENCE)
@@ -161,7 +161,7 @@ class Process:
             raise AssertionError("%s did not stop within %s s:\n%s" % (
                 self.name, seconds, self.read_log())) from None
 
-    def stop(self, seconds=20, number=signal.SIGTERM):
+    def stop(self, seconds=40, number=signal.SIGTERM):
         """Sends a signal; returns the exit code."""
         if self.alive():
             self.popen.send_signal(number)
@@ -295,7 +295,7 @@ class Swarm:
         return self.start(name, *command, *arguments, **more)
 
 
-def run(*arguments, code=0, seconds=30, environment=None, inside=()):
+def run(*arguments, code=0, seconds=60, environment=None, inside=()):
     """Runs `skep` to its end; its exit code must be `code`, or one of them. Returns (stdout,
     stderr), or with code=None (exit code, stdout, stderr)."""
     full = dict(os.environ, **(environment or {}))

@@ -1,2 +1,2 @@
-skep_integration_test(test_checkpoints 240)
-skep_integration_test(test_weights 240)
+skep_integration_test(test_checkpoints 600)
+skep_integration_test(test_weights 600)

@@ -5,6 +5,6 @@ target_include_directories(test_plugin_blocks PRIVATE "${PROJECT_SOURCE_DIR}/inc
                            "${DLPACK_INCLUDE_DIR}")
 skep_compile_options(test_plugin_blocks)
 
-skep_integration_test(test_stalls 120)
+skep_integration_test(test_stalls 360)
 set_property(TEST test_stalls APPEND PROPERTY ENVIRONMENT
              "SKEP_TEST_PLUGIN=$<TARGET_FILE:test_plugin_blocks>")

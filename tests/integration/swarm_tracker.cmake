@@ -1,3 +1,3 @@
-skep_integration_test(test_tracker 180)
-skep_integration_test(test_tracker_input 180)
-skep_integration_test(test_tracker_faults 240 ALONE)
+skep_integration_test(test_tracker 480)
+skep_integration_test(test_tracker_input 480)
+skep_integration_test(test_tracker_faults 600 ALONE)

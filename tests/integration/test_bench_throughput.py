@@ -22,7 +22,7 @@ SCALES = ["num-experts", "num-clients", "num-batches-per-client", "batch-size"]
 
 
 def bench(*arguments):
-    out, _ = run("bench", "throughput", "--hidden-dim", "16", "--json", *arguments, seconds=120)
+    out, _ = run("bench", "throughput", "--hidden-dim", "16", "--json", *arguments, seconds=300)
     rows = json.loads(out)
     assert all(row["bench"] == "throughput" and row["runs"] == 1 for row in rows), out
     return rows

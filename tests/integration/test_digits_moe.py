@@ -9,7 +9,7 @@ from swarm import GOLDEN, PATIENCE, Swarm, call, main, until
 
 DIGITS = os.environ["SKEP_DIGITS"]
 PATTERN = "digits.[0:4].[0:4]"
-TIMEOUT_S = 2 * PATIENCE  # of a pass
+TIMEOUT_S = 5 * PATIENCE  # of a pass
 UIDS = ["digits.%d.%d" % (i, k) for i in range(4) for k in range(4)]
 SHARES = [UIDS[:6], UIDS[6:11], UIDS[11:]]
 # An expert sees a quarter of each batch or less, as deploy/quickstart says.
@@ -77,8 +77,9 @@ def start_nodes(swarm):
 
 
 def check_pauses(epoch):
-    """Every pass ends by its deadline; the margin is for a machine that is busy with other tests."""
-    margin_ms = 1000 * PATIENCE
+    """Every pass ends by its deadline. The margin is for a busy machine, and below a second timeout:
+    none waits for two."""
+    margin_ms = 800 * TIMEOUT_S
     assert epoch["timeout_ms"] == 1000 * TIMEOUT_S, epoch
     assert epoch["longest_pass_ms"] <= epoch["timeout_ms"] + margin_ms, epoch
     assert epoch["longest_pause_ms"] <= epoch["timeout_ms"] + margin_ms, epoch

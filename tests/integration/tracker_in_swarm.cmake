@@ -1,1 +1,1 @@
-skep_integration_test(test_tracker_swarm 300)
+skep_integration_test(test_tracker_swarm 720)

@@ -38,7 +38,7 @@ enum fake_way {
 enum {
     FAKE_EXPERTS = 512,
     FAKE_HELD = 1024,
-    FAKE_PATIENCE_MS = 20000,
+    FAKE_PATIENCE_MS = 60000,
     FAKE_CUT_BYTES = 40, /* of an answer that is cut: fewer than any has */
 };
 

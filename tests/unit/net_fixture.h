@@ -32,7 +32,7 @@
 
 #define UNUSED_OK __attribute__((unused))
 
-enum { PATIENCE_MS = 30000 }; /* far more than anything takes: only a hang gets there */
+enum { PATIENCE_MS = 60000 }; /* far more than anything takes: only a hang gets there */
 
 struct fixture;
 

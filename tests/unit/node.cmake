@@ -1,6 +1,6 @@
 skep_unit_test(test_once MODULES node)
 skep_unit_test(test_node_parts MODULES node)
-skep_unit_test(test_node MODULES node TIMEOUT 120)
-skep_unit_test(test_node_life MODULES node TIMEOUT 240)
+skep_unit_test(test_node MODULES node TIMEOUT 360)
+skep_unit_test(test_node_life MODULES node TIMEOUT 600)
 skep_unit_test(test_signals MODULES cli)
 skep_unit_test(test_reach MODULES node)

@@ -16,7 +16,7 @@
 #include "tracker/client.h"
 #include "until.h"
 
-enum { PATIENCE_MS = 20000, HIDDEN = 16 };
+enum { PATIENCE_MS = 60000, HIDDEN = 16 };
 
 static struct skep_node *start_node_with(uint32_t lease_timeout_ms, uint32_t lease_silence_ms)
 {

@@ -24,7 +24,7 @@
 #include "dht/runner.h"
 #include "dht/shown.h"
 
-enum { PATIENCE_MS = 20000, PACE = 64 };
+enum { PATIENCE_MS = 60000, PACE = 64 };
 
 static struct identity publisher, stranger;
 static struct record_swarm swarm = {.name = "test runner", .loopback = true, .clock_skew_s = 60};

@@ -9,7 +9,7 @@
 #include "dht/opendht_ext.h"
 #include "dht/runner.h"
 
-enum { PATIENCE_MS = 20000, UNKNOWN_TYPE_INDEX = 1000 };
+enum { PATIENCE_MS = 60000, UNKNOWN_TYPE_INDEX = 1000 };
 
 struct wait {
     pthread_mutex_t lock; /* guards done and good */

@@ -20,7 +20,7 @@
 enum {
     WIDTH = 4,
     MAX_BATCHES = 512,
-    WAIT_MS = 20000, /* far above what anything here takes: only a bug waits so long */
+    WAIT_MS = 60000, /* far above what anything here takes: only a bug waits so long */
 };
 
 /* Everything the tests watch, under one lock. */

@@ -8,7 +8,7 @@
 #include "base/thread.h"
 #include "runtime/task_pool.h"
 
-enum { MAX_SEEN = 32, WAIT_MS = 20000 };
+enum { MAX_SEEN = 32, WAIT_MS = 60000 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards seen and seen_count */
 static pthread_cond_t changed;

@@ -23,7 +23,7 @@
 #include "tracker/client.h"
 #include "tracker/server.h"
 
-enum { WAIT_MS = 20000, MAX_EVENTS = 256 };
+enum { WAIT_MS = 60000, MAX_EVENTS = 256 };
 
 /* ---- a tracker and what it tells ---- */
 

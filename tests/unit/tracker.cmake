@@ -1,6 +1,6 @@
 skep_unit_test(test_tracker_protocol MODULES tracker)
 skep_unit_test(test_scheduler MODULES tracker)
-skep_unit_test(test_tracker_server MODULES tracker TIMEOUT 120)
+skep_unit_test(test_tracker_server MODULES tracker TIMEOUT 360)
 set_property(TEST test_tracker_server APPEND PROPERTY LABELS threads)
 skep_unit_test(test_lookup MODULES tracker)
 set_property(TEST test_lookup APPEND PROPERTY LABELS threads)
