@@ -38,6 +38,8 @@ struct pool_choice {
     struct pool_tensor plain_tensor;
 };
 
+enum { POOL_MAX_RETRIES = 3 /* of a call, none of which has left */ };
+
 struct pool_call {
     struct loop_job start;
     struct loop_job cancel;
@@ -50,7 +52,7 @@ struct pool_call {
     struct deadline_entry alarm; /* if slow is set */
     void (*slow)(void *arg);
     enum call_state state;
-    bool retried;
+    unsigned retries;
     struct peer *peer;             /* while CALL_WAITING */
     struct link *link;             /* while CALL_OPEN */
     struct session_stream *stream; /* the same */

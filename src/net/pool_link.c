@@ -131,12 +131,13 @@ static void on_established(void *arg, const struct session_peer *who)
         become_idle(link);
 }
 
-/* The connection was lost, or went out of use, before any of the call left: the call starts over,
- * once, on a fresh one. */
+/* The connection was lost, or went out of use, before any of the call left: the call starts over on
+ * a fresh one. Where we get little of the processor, that one may have been closed as idle by the
+ * time that we hear of it. */
 static bool retry(struct link *link, struct pool_call *call, bool sent,
                   const struct skep_error *why)
 {
-    if (sent || call->retried || why->status != SKEP_UNAVAILABLE ||
+    if (sent || call->retries == POOL_MAX_RETRIES || why->status != SKEP_UNAVAILABLE ||
         atomic_load(&link->pool->stopping))
         return false;
     if (!link->retired)
@@ -144,7 +145,7 @@ static bool retry(struct link *link, struct pool_call *call, bool sent,
     struct peer *peer = pool_peer_get(link->pool, &call->target);
     if (peer == NULL)
         return false;
-    call->retried = true;
+    call->retries++;
     pool_peer_submit(peer, call);
     return true;
 }

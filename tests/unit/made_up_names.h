@@ -1,6 +1,7 @@
 /*
- * A test's own getaddrinfo(), in the place of the C library's: names that lead where no DNS has to, or
- * to nothing (none.test), and names (slow.test, slow-0.test, ...) that stay unanswered until they are released.
+ * A test's own getaddrinfo(), in the place of the C library's: names that lead where no DNS has to,
+ * or to nothing (none.test), and names (slow.test, slow-0.test, ...) that stay unanswered until
+ * they are released.
  */
 #ifndef SKEP_TESTS_MADE_UP_NAMES_H
 #define SKEP_TESTS_MADE_UP_NAMES_H
@@ -15,7 +16,7 @@
 #include "base/clock.h"
 #include "base/thread.h"
 
-enum { NAMES_PATIENCE_MS = 20000 };
+enum { NAMES_PATIENCE_MS = 60000 };
 
 static pthread_mutex_t names_lock = PTHREAD_MUTEX_INITIALIZER; /* guards all of these */
 static pthread_cond_t names_changed;

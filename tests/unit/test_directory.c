@@ -693,6 +693,24 @@ static void a_public_member_cannot_read_what_is_sealed(void **state)
 
 /* ---- bulk ---- */
 
+/* Declares, and again what has failed, as a node does in its next round: so many take long on
+ * a busy machine. The order changes. @return how many have failed in the end. */
+static size_t declare_all(const struct net_node *node, struct declaration *declarations,
+                          size_t count)
+{
+    const uint64_t deadline = clock_deadline_us(3 * NET_PATIENCE_MS);
+
+    while (count > 0 && clock_mono_us() < deadline) {
+        size_t failed = 0;
+        net_declare(node, declarations, count);
+        for (size_t i = 0; i < count; i++)
+            if (declarations[i].outcome != SKEP_OK)
+                declarations[failed++] = declarations[i];
+        count = failed;
+    }
+    return count;
+}
+
 static void four_thousand_lookups_at_once_are_all_found(void **state)
 {
     (void)state;
@@ -713,9 +731,8 @@ static void four_thousand_lookups_at_once_are_all_found(void **state)
         record_key_expert(swarm_record(nodes[0].swarm), uids[i], declarations[i].key);
     }
     for (size_t p = 0; p < PUBLISHERS; p++)
-        net_declare(&nodes[p], declarations + p * (KEYS / PUBLISHERS), KEYS / PUBLISHERS);
-    for (size_t i = 0; i < KEYS; i++)
-        unpublished += declarations[i].outcome != SKEP_OK;
+        unpublished +=
+            declare_all(&nodes[p], declarations + p * (KEYS / PUBLISHERS), KEYS / PUBLISHERS);
     assert_int_equal(unpublished, 0);
 
     struct lookup_result *results = get_many(&nodes[NODES - 1], list, KEYS, 0);

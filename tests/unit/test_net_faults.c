@@ -294,6 +294,7 @@ static void many_connections_at_once_are_all_served(void **state)
     fixture_init(&f);
     snprintf(f.config.listen.host, sizeof(f.config.listen.host), "0.0.0.0");
     f.pool_config.max_connections = 2 * CLIENTS;
+    take_time(&f);
     fixture_start(&f);
     struct pool_target target = target_of(&f);
     /* A pool makes one connection to a peer; by endpoints that differ it makes several. */
@@ -534,6 +535,7 @@ static void start_impostor(struct impostor *im, const char *words)
 
 static void end_impostor(struct impostor *im)
 {
+    shutdown(im->listening, SHUT_RDWR); /* if nobody has come, it waits no longer */
     thread_join(&im->thread);
     close(im->listening);
 }

@@ -135,6 +135,18 @@ static void connect_to(struct scene *s, size_t n)
         experts[i][PLAIN].forward_calls = 0;
 }
 
+/* How long the nodes took to answer so far, as far as the client knows. */
+static void set_paces(struct scene *s, uint64_t first_us, uint64_t second_us)
+{
+    pthread_mutex_lock(&s->client->lock);
+    for (size_t n = 0; n < NODES; n++) {
+        uint64_t key = pace_key(nodes[n].net.identity.peer_id, "forward", uids[PLAIN]);
+        pace_began(&s->client->pace, key);
+        pace_answered(&s->client->pace, key, n == 0 ? first_us : second_us);
+    }
+    pthread_mutex_unlock(&s->client->lock);
+}
+
 static struct skep_client_stats stats_of(struct scene *s)
 {
     struct skep_client_stats stats;
@@ -332,13 +344,7 @@ static void a_mixture_hedges_as_it_is_told(void **state)
     connect_to(&s, 0);
     connect_to(&s, 1);
     /* The one that hangs is asked first, because the other was slow so far. */
-    pthread_mutex_lock(&s.client->lock);
-    for (size_t n = 0; n < NODES; n++) {
-        uint64_t key = pace_key(nodes[n].net.identity.peer_id, "forward", uids[PLAIN]);
-        pace_began(&s.client->pace, key);
-        pace_answered(&s.client->pace, key, n == 0 ? 1 : 100000);
-    }
-    pthread_mutex_unlock(&s.client->lock);
+    set_paces(&s, 1, 100000);
     experts[0][PLAIN].forward = FAKE_HANG;
     if (skep_moe_new(s.client, &o, &moe, &err) != SKEP_OK ||
         skep_moe_forward(moe, &s.x->dl_tensor, lines, &pass, &y, &err) != SKEP_OK)
@@ -379,7 +385,7 @@ static void call_many(struct scene *s, struct fake_node *late)
 
     for (int i = 0; i < CALLS; i++) {
         struct skep_call *call = start(s, false, NULL);
-        if (!skep_call_wait(call, 200))
+        if (!skep_call_wait(call, 1000)) /* far above what the other takes */
             fake_release(late);
         if (end(s, call, NULL, &err) != SKEP_OK)
             fail_msg("call %d: %s", i, err.message);
@@ -487,6 +493,7 @@ static void calls_at_once_are_spread_evenly(void **state)
     struct skep_call *calls[CALLS];
     struct skep_error err;
 
+    set_paces(&s, 1000, 1000); /* or the round trips of two connections would decide */
     experts[0][PLAIN].forward = experts[1][PLAIN].forward = FAKE_LATE;
     for (int i = 0; i < CALLS; i++)
         calls[i] = start(&s, false, NULL);
