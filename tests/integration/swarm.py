@@ -57,14 +57,22 @@ def main(names, at_once=1):
         sys.exit("failed: " + ", ".join(failed))
 
 
+class Deadline:
+    """So many seconds from now, for several waits together."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+        self.at = time.monotonic() + seconds * PATIENCE
+
+
 def until(condition, seconds, what, pause=0.05):
-    """Asks `condition` again and again until it is true; fails after `seconds`."""
-    deadline = time.monotonic() + seconds * PATIENCE
+    """Asks `condition` again and again until it is true; fails after `seconds`, or at a Deadline."""
+    deadline = seconds if isinstance(seconds, Deadline) else Deadline(seconds)
     while True:
         value = condition()
         if value:
             return value
-        assert time.monotonic() < deadline, "not within %s s: %s" % (seconds, what)
+        assert time.monotonic() < deadline.at, "not within %s s: %s" % (deadline.seconds, what)
         time.sleep(pause)
 
 

@@ -2,20 +2,22 @@
 
 import socket
 
-from swarm import Swarm, find, free_port, main, until, until_found
+from swarm import Deadline, Swarm, find, free_port, main, until, until_found
 
 
 def udp_peer():
     return "127.0.0.1:%d" % free_port(socket.SOCK_DGRAM)
 
 
-def until_one_swarm(nodes, seconds):
-    """Waits until each peer answers for everybody's expert; nodes: uid -> node."""
+def until_one_swarm(nodes, seconds=60):
+    """Waits until each peer answers for everybody's expert, all of it so long from now at most;
+    nodes: uid -> node."""
+    left = Deadline(seconds)
     for node in nodes.values():
         def sees_all():
             found = find(node.peer, *nodes)
             return all(found.values())
-        until(sees_all, seconds, "%s sees all of %s" % (node.name, ", ".join(nodes)), pause=0.5)
+        until(sees_all, left, "%s sees all of %s" % (node.name, ", ".join(nodes)), pause=0.5)
 
 
 def case_a_node_that_knows_both_halves_joins_them():
@@ -27,7 +29,7 @@ def case_a_node_that_knows_both_halves_joins_them():
         until_found(right.peer, "ffn.1.0", nodes["ffn.1.0"])
         assert find(left.peer, "ffn.1.0") == {"ffn.1.0": []}, "the halves are not apart"
         nodes["ffn.2.0"] = swarm.node("bridge", ["ffn.2.0"], [left.peer, right.peer])
-        until_one_swarm(nodes, 60)
+        until_one_swarm(nodes)
 
 
 def case_halves_whose_configured_peers_come_later_heal():
@@ -42,6 +44,7 @@ def case_halves_whose_configured_peers_come_later_heal():
         right = swarm.bootstrap("right", listen=right_peer)
         nodes["ffn.1.0"] = swarm.node("r", ["ffn.1.0"], [right.peer])
         until_found(right.peer, "ffn.1.0", nodes["ffn.1.0"])
+        # Neither half is alone, so each looks once a minute, and takes some seconds more to hear.
         until_one_swarm(nodes, 90)
         nodes["ffn.0.0"].wait_log("bootstrap peer %s: answers now" % right_peer)
 
@@ -58,7 +61,7 @@ def case_nodes_started_before_their_bootstrap_peer_join():
         for node in nodes.values():
             node.wait_log("bootstrap peer %s: does not answer" % peer)
         swarm.bootstrap(listen=peer)
-        until_one_swarm(nodes, 60)
+        until_one_swarm(nodes)
 
 
 def case_nodes_heal_when_their_bootstrap_peer_was_away():
@@ -74,7 +77,7 @@ def case_nodes_heal_when_their_bootstrap_peer_was_away():
             nodes[uid] = swarm.node("b%d" % i, [uid], [peer], "--update-period", "5")
         nodes["ffn.2.0"].wait_log("bootstrap peer %s: does not answer" % peer)
         swarm.bootstrap("second", listen=peer)
-        until_one_swarm(nodes, 90)
+        until_one_swarm(nodes)
 
 
 main(globals())

@@ -5,8 +5,8 @@ import os
 import select
 import socket
 
-from namespaces import Firewall, Network, need_namespaces
-from swarm import Swarm, find, free_port, main, until, until_found
+from namespaces import Firewall, Network, lacks_namespaces, only_with
+from swarm import Deadline, Swarm, find, free_port, main, until, until_found
 
 OFTEN = ("--update-period", "5", "--stats-report-interval", "1")
 
@@ -15,12 +15,14 @@ def udp_peer():
     return "127.0.0.1:%d" % free_port(socket.SOCK_DGRAM)
 
 
-def until_one_swarm(nodes, seconds=60, peers=None, inside=()):
-    """Each node knows so many others, and each answers for everybody's expert; nodes: uid -> node."""
+def until_one_swarm(nodes, peers=None, inside=()):
+    """Each node knows so many others, and each answers for everybody's expert; nodes: uid -> node.
+    All of it within a minute from now."""
+    left = Deadline(60)
     for node in nodes.values():
-        until(lambda: dht_peers(node) >= (peers or len(nodes) - 1), seconds,
+        until(lambda: dht_peers(node) >= (peers or len(nodes) - 1), left,
               "%s knows all others" % node.name, pause=0.2)
-        until(lambda: all(find(node.peer, *nodes, inside=inside).values()), seconds,
+        until(lambda: all(find(node.peer, *nodes, inside=inside).values()), left,
               "%s sees all of %s" % (node.name, ", ".join(nodes)), pause=0.5)
 
 
@@ -51,6 +53,7 @@ def case_four_at_once_and_the_bootstrap_peer_last():
         until_one_swarm(nodes, peers=4)
 
 
+@only_with(lacks_namespaces)
 def case_all_udp_is_dropped_for_a_while():
     """On both sides of the wire a part of the swarm goes on by itself, and looks healthy."""
     with Network() as net, Swarm() as swarm:
@@ -92,9 +95,10 @@ def case_the_bootstrap_peer_is_killed_and_comes_back():
         nodes["c3.0"].wait_log("bootstrap peer %s: does not answer" % peer)
         assert find(nodes["c1.0"].peer, "c3.0") == {"c3.0": []}
         swarm.bootstrap("second", listen=peer)
-        until_one_swarm(nodes, 90, peers=3)
+        until_one_swarm(nodes, peers=3)
 
 
+@only_with(lacks_namespaces)
 def case_the_bootstrap_peer_is_gone_for_good():
     """Two that were cut off, and whose only configured peer will never be back, remember each
     other."""
@@ -115,5 +119,4 @@ def case_the_bootstrap_peer_is_gone_for_good():
         until_one_swarm(nodes, peers=1, inside=net.a.inside)
 
 
-need_namespaces()
 main(globals(), at_once=4)
