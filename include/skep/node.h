@@ -336,17 +336,8 @@ struct skep_node_stats {
     uint64_t checkpoint_wait_us;    /**< longest that an optimizer step has waited for a copy */
     /** tensors of replies that held NaN or infinity and so went as float32, not compressed */
     uint64_t not_compressed;
-    uint64_t tracker_connections; /**< of its tracker: open now */
-    uint64_t tracker_connections_accepted, tracker_connections_refused;
-    uint64_t tracker_protocol_errors, tracker_timeouts, tracker_messages;
-    uint64_t tracker_keys, tracker_free, tracker_pending;             /**< now */
-    uint64_t tracker_puts, tracker_requests, tracker_requests_served; /**< from here or elsewhere */
-    uint64_t tracker_requests_federated;   /**< of these: with a resource of another tracker */
-    uint64_t tracker_servers;              /**< connections of servers, now */
-    uint64_t tracker_requests_withdrawn;   /**< whose client left while it waited */
-    uint64_t tracker_requests_undelivered; /**< as skep_tracker_stats */
-    uint64_t tracker_wait_us_sum, tracker_wait_us_max; /**< of requests that were answered */
-    uint64_t tracker_waits[SKEP_TRACKER_WAIT_BUCKETS]; /**< the same, counted by how long */
+    struct skep_tracker_stats tracker;   /**< of its tracker; all 0 if it runs none */
+    uint64_t tracker_requests_federated; /**< of those served: with a resource of another tracker */
     uint64_t tracker_records_published, tracker_records_failed;
     uint64_t registrations;          /**< times that a tracker has taken this node in */
     bool is_registered;              /**< with a tracker, now */

@@ -62,21 +62,13 @@ json_t *json_tracker_stats(const struct skep_tracker_stats *s)
 
 json_t *json_node_tracker_stats(const struct skep_node_stats *s)
 {
-    return json_pack(
-        "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
-        "s:I, s:I, s:I, s:o}",
-        "connections", (json_int_t)s->tracker_connections, "connections_accepted",
-        (json_int_t)s->tracker_connections_accepted, "connections_refused",
-        (json_int_t)s->tracker_connections_refused, "protocol_errors",
-        (json_int_t)s->tracker_protocol_errors, "timeouts", (json_int_t)s->tracker_timeouts,
-        "messages", (json_int_t)s->tracker_messages, "servers", (json_int_t)s->tracker_servers,
-        "keys", (json_int_t)s->tracker_keys, "free", (json_int_t)s->tracker_free, "pending",
-        (json_int_t)s->tracker_pending, "puts", (json_int_t)s->tracker_puts, "requests",
-        (json_int_t)s->tracker_requests, "requests_served", (json_int_t)s->tracker_requests_served,
-        "requests_withdrawn", (json_int_t)s->tracker_requests_withdrawn, "requests_undelivered",
-        (json_int_t)s->tracker_requests_undelivered, "requests_federated",
-        (json_int_t)s->tracker_requests_federated, "records_published",
-        (json_int_t)s->tracker_records_published, "records_failed",
-        (json_int_t)s->tracker_records_failed, "wait_us_sum", (json_int_t)s->tracker_wait_us_sum,
-        "wait_us_max", (json_int_t)s->tracker_wait_us_max, "waits", json_waits(s->tracker_waits));
+    json_t *stats = json_tracker_stats(&s->tracker);
+
+    json_object_set_new(stats, "requests_federated",
+                        json_integer((json_int_t)s->tracker_requests_federated));
+    json_object_set_new(stats, "records_published",
+                        json_integer((json_int_t)s->tracker_records_published));
+    json_object_set_new(stats, "records_failed",
+                        json_integer((json_int_t)s->tracker_records_failed));
+    return stats;
 }

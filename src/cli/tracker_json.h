@@ -14,7 +14,7 @@ json_t *json_tracker_stats(const struct skep_tracker_stats *stats);
 /* The first keys, as an array of objects. */
 json_t *json_tracker_keys(struct skep_tracker *tracker);
 json_t *json_node_tracker_keys(struct skep_node *node);
-/* The part of a node's counters that is about its tracker. */
+/* The same of a node's tracker, and what it does for the swarm. */
 json_t *json_node_tracker_stats(const struct skep_node_stats *stats);
 
 #endif

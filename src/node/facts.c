@@ -160,25 +160,8 @@ static void collect_tracking(struct tracking *tracking, struct skep_node_stats *
     struct tracking_stats t;
 
     tracking_stats(tracking, &t);
-    out->tracker_connections = t.server.connections_open;
-    out->tracker_connections_accepted = t.server.connections_accepted;
-    out->tracker_connections_refused = t.server.connections_refused;
-    out->tracker_protocol_errors = t.server.protocol_errors;
-    out->tracker_timeouts = t.server.timeouts;
-    out->tracker_messages = t.server.messages;
-    out->tracker_keys = t.server.scheduler.keys;
-    out->tracker_free = t.server.scheduler.free;
-    out->tracker_pending = t.server.scheduler.pending;
-    out->tracker_puts = t.server.scheduler.puts;
-    out->tracker_requests = t.server.scheduler.requests;
-    out->tracker_requests_served = t.server.scheduler.served + t.server.scheduler.answered;
+    out->tracker = t.server;
     out->tracker_requests_federated = t.federation.served;
-    out->tracker_servers = t.server.servers;
-    out->tracker_requests_withdrawn = t.server.scheduler.withdrawn;
-    out->tracker_requests_undelivered = t.server.scheduler.undelivered;
-    out->tracker_wait_us_sum = t.server.scheduler.wait_us_sum;
-    out->tracker_wait_us_max = t.server.scheduler.wait_us_max;
-    memcpy(out->tracker_waits, t.server.scheduler.waits, sizeof(out->tracker_waits));
     out->tracker_records_published = t.registry.records_published;
     out->tracker_records_failed = t.registry.records_failed;
 }

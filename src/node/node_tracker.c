@@ -237,8 +237,9 @@ void node_close_tracking(struct skep_node *node, uint64_t deadline_us)
 {
     pthread_mutex_lock(&node->parts);
     node_collect_parts(node, &node->last);
-    node->last.tracker_connections = node->last.tracker_keys = 0;
-    node->last.tracker_free = node->last.tracker_pending = node->last.tracker_servers = 0;
+    struct skep_tracker_stats *last = &node->last.tracker;
+    last->connections_open = last->servers = 0;
+    last->keys = last->resources_free = last->requests_pending = 0;
     struct tracking *tracking = node->tracking;
     pthread_mutex_unlock(&node->parts);
     tracking_close(tracking, deadline_us);

@@ -141,27 +141,27 @@ static void put_numbers(struct report *r, const char *key, const uint64_t *numbe
         r->bad |= msgpack_pack_uint64(&r->pk, numbers[i]);
 }
 
-static void put_tracker(struct report *r, const struct skep_node_stats *s)
+static void put_tracker(struct report *r, const struct skep_tracker_stats *s)
 {
     put_map(r, "tracker", 18);
-    put_uint(r, "connections", s->tracker_connections);
-    put_uint(r, "connections_accepted", s->tracker_connections_accepted);
-    put_uint(r, "connections_refused", s->tracker_connections_refused);
-    put_uint(r, "protocol_errors", s->tracker_protocol_errors);
-    put_uint(r, "timeouts", s->tracker_timeouts);
-    put_uint(r, "messages", s->tracker_messages);
-    put_uint(r, "servers", s->tracker_servers);
-    put_uint(r, "keys", s->tracker_keys);
-    put_uint(r, "free", s->tracker_free);
-    put_uint(r, "pending", s->tracker_pending);
-    put_uint(r, "puts", s->tracker_puts);
-    put_uint(r, "requests", s->tracker_requests);
-    put_uint(r, "requests_served", s->tracker_requests_served);
-    put_uint(r, "requests_withdrawn", s->tracker_requests_withdrawn);
-    put_uint(r, "requests_undelivered", s->tracker_requests_undelivered);
-    put_uint(r, "wait_us_sum", s->tracker_wait_us_sum);
-    put_uint(r, "wait_us_max", s->tracker_wait_us_max);
-    put_numbers(r, "waits", s->tracker_waits, SKEP_TRACKER_WAIT_BUCKETS);
+    put_uint(r, "connections", s->connections_open);
+    put_uint(r, "connections_accepted", s->connections_accepted);
+    put_uint(r, "connections_refused", s->connections_refused);
+    put_uint(r, "protocol_errors", s->protocol_errors);
+    put_uint(r, "timeouts", s->timeouts);
+    put_uint(r, "messages", s->messages);
+    put_uint(r, "servers", s->servers);
+    put_uint(r, "keys", s->keys);
+    put_uint(r, "free", s->resources_free);
+    put_uint(r, "pending", s->requests_pending);
+    put_uint(r, "puts", s->puts);
+    put_uint(r, "requests", s->requests);
+    put_uint(r, "requests_served", s->requests_served);
+    put_uint(r, "requests_withdrawn", s->requests_withdrawn);
+    put_uint(r, "requests_undelivered", s->requests_undelivered);
+    put_uint(r, "wait_us_sum", s->wait_us_sum);
+    put_uint(r, "wait_us_max", s->wait_us_max);
+    put_numbers(r, "waits", s->waits, SKEP_TRACKER_WAIT_BUCKETS);
 }
 
 static void put_lease(struct report *r, const struct skep_node_stats *s)
@@ -224,7 +224,7 @@ void report_stats(struct service *service, struct server_call *call)
     put_str(&r, "reachability", skep_reachability_name(s.reachability));
     put_pool(&r, "forward", &s.forward);
     put_pool(&r, "backward", &s.backward);
-    put_tracker(&r, &s);
+    put_tracker(&r, &s.tracker);
     put_lease(&r, &s);
     send_report(&r, call);
 }

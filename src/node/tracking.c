@@ -339,7 +339,7 @@ skep_status tracking_key_stats(struct tracking *t, struct key_stats **out, struc
 void tracking_stats(struct tracking *t, struct tracking_stats *out)
 {
     memset(out, 0, sizeof(*out));
-    tracker_server_counters(t->server, &out->server);
+    tracker_server_stats(t->server, &out->server);
     if (t->federation != NULL)
         federation_stats(t->federation, &out->federation);
     pthread_mutex_lock(&t->lock);

@@ -63,7 +63,7 @@ void tracking_request(struct tracking *tracking, struct server_call *call);
 void tracking_summary(struct tracking *tracking, struct server_call *call);
 
 struct tracking_stats {
-    struct tracker_server_counters server;
+    struct skep_tracker_stats server;
     struct registry_stats registry;
     struct federation_stats federation;
 };

@@ -384,6 +384,35 @@ void tracker_server_counters(struct tracker_server *server, struct tracker_serve
     loop_call(server->loop, copy_counters, &call);
 }
 
+void tracker_server_stats(struct tracker_server *server, struct skep_tracker_stats *out)
+{
+    struct tracker_server_counters c;
+
+    tracker_server_counters(server, &c);
+    *out = (struct skep_tracker_stats){
+        .connections_open = c.connections_open,
+        .connections_accepted = c.connections_accepted,
+        .connections_refused = c.connections_refused,
+        .protocol_errors = c.protocol_errors,
+        .timeouts = c.timeouts,
+        .messages = c.messages,
+        .servers = c.servers,
+        .keys = c.scheduler.keys,
+        .resources_free = c.scheduler.free,
+        .requests_pending = c.scheduler.pending,
+        .puts = c.scheduler.puts,
+        .requests = c.scheduler.requests,
+        .requests_served = c.scheduler.served + c.scheduler.answered,
+        .requests_withdrawn = c.scheduler.withdrawn,
+        .requests_undelivered = c.scheduler.undelivered,
+        .wait_us_sum = c.scheduler.wait_us_sum,
+        .wait_us_max = c.scheduler.wait_us_max,
+        .bytes_in = c.bytes_in,
+        .bytes_out = c.bytes_out,
+    };
+    memcpy(out->waits, c.scheduler.waits, sizeof(out->waits));
+}
+
 struct summary_call {
     struct tracker_server *server;
     struct bytes *out;

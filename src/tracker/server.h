@@ -13,6 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <skep/status.h>
+#include <skep/tracker.h>
 #include "base/endpoint.h"
 #include "net/loop.h"
 #include "tracker/scheduler.h"
@@ -87,6 +88,8 @@ void tracker_server_end(struct tracker_server *server);
 /* Whether it has stopped, at the latest at the deadline. */
 bool tracker_server_wait(struct tracker_server *server, uint64_t deadline_us);
 void tracker_server_counters(struct tracker_server *server, struct tracker_server_counters *out);
+/* The same, as the public header has it. */
+void tracker_server_stats(struct tracker_server *server, struct skep_tracker_stats *out);
 /* The text of the answer to SUMMARY. @param out  appended to. @return SKEP_RESOURCE_EXHAUSTED. */
 SKEP_MUST_CHECK skep_status tracker_server_summary(struct tracker_server *server, struct bytes *out,
                                                    struct skep_error *err);

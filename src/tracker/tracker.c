@@ -130,31 +130,7 @@ void skep_tracker_text_free(char *text)
 
 void skep_tracker_stats(struct skep_tracker *tracker, struct skep_tracker_stats *out)
 {
-    struct tracker_server_counters c;
-
-    tracker_server_counters(tracker->server, &c);
-    *out = (struct skep_tracker_stats){
-        .connections_open = c.connections_open,
-        .connections_accepted = c.connections_accepted,
-        .connections_refused = c.connections_refused,
-        .protocol_errors = c.protocol_errors,
-        .timeouts = c.timeouts,
-        .messages = c.messages,
-        .servers = c.servers,
-        .keys = c.scheduler.keys,
-        .resources_free = c.scheduler.free,
-        .requests_pending = c.scheduler.pending,
-        .puts = c.scheduler.puts,
-        .requests = c.scheduler.requests,
-        .requests_served = c.scheduler.served + c.scheduler.answered,
-        .requests_withdrawn = c.scheduler.withdrawn,
-        .requests_undelivered = c.scheduler.undelivered,
-        .wait_us_sum = c.scheduler.wait_us_sum,
-        .wait_us_max = c.scheduler.wait_us_max,
-        .bytes_in = c.bytes_in,
-        .bytes_out = c.bytes_out,
-    };
-    memcpy(out->waits, c.scheduler.waits, sizeof(out->waits));
+    tracker_server_stats(tracker->server, out);
 }
 
 skep_status skep_tracker_each_key(struct skep_tracker *tracker, skep_tracker_key_fn fn, void *arg,

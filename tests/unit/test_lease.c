@@ -114,7 +114,7 @@ static bool is_leased(struct skep_node *node)
 
 static bool is_on_offer(struct skep_node *node)
 {
-    return stats_of(node).tracker_free == 1;
+    return stats_of(node).tracker.resources_free == 1;
 }
 
 static void a_match_key_is_good_once(void **state)

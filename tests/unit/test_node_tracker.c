@@ -96,9 +96,9 @@ static struct skep_node *registered_node(void)
     start_node(node);
     do
         skep_node_stats(node, &stats);
-    while (stats.tracker_free == 0 && clock_mono_us() < deadline);
-    assert_int_equal(stats.tracker_free, 1);
-    assert_int_equal(stats.tracker_servers, 1);
+    while (stats.tracker.resources_free == 0 && clock_mono_us() < deadline);
+    assert_int_equal(stats.tracker.resources_free, 1);
+    assert_int_equal(stats.tracker.servers, 1);
     return node;
 }
 
