@@ -42,7 +42,7 @@ void conn_group_fini(struct conn_group *group)
 {
     if (group->loop == NULL)
         return;
-    assert(group->dirty == NULL);
+    assert(group->dirty.first == NULL);
     loop_remove_hook(group->loop, &group->hook);
     mem_free(group->scratch);
     group->scratch = NULL;
@@ -68,12 +68,7 @@ static void unlink_dirty(struct conn *conn)
     if (!conn->is_dirty)
         return;
     conn->is_dirty = false;
-    if (conn->dirty_prev != NULL)
-        conn->dirty_prev->dirty_next = conn->dirty_next;
-    else
-        conn->group->dirty = conn->dirty_next;
-    if (conn->dirty_next != NULL)
-        conn->dirty_next->dirty_prev = conn->dirty_prev;
+    list_remove(&conn->group->dirty, &conn->in_dirty);
 }
 
 void conn_touch(struct conn *conn)
@@ -81,11 +76,7 @@ void conn_touch(struct conn *conn)
     if (conn->is_dirty || conn->closing)
         return;
     conn->is_dirty = true;
-    conn->dirty_prev = NULL;
-    conn->dirty_next = conn->group->dirty;
-    if (conn->dirty_next != NULL)
-        conn->dirty_next->dirty_prev = conn;
-    conn->group->dirty = conn;
+    list_prepend(&conn->group->dirty, &conn->in_dirty);
 }
 
 static void watch(struct conn *conn, int events)
@@ -443,8 +434,8 @@ static void run_dirty(struct loop_hook *hook)
         (struct conn_group *)((char *)hook - offsetof(struct conn_group, hook));
 
     /* Sending can make others dirty (an answered call frees what another one waits for). */
-    while (group->dirty != NULL) {
-        struct conn *conn = group->dirty;
+    while (group->dirty.first != NULL) {
+        struct conn *conn = LIST_HOLDER(group->dirty.first, struct conn, in_dirty);
 
         unlink_dirty(conn);
         end_turn(conn);

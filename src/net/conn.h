@@ -16,6 +16,7 @@
 #include <stdint.h>
 #include <uv.h>
 #include "base/endpoint.h"
+#include "base/list.h"
 #include "net/loop.h"
 #include "net/session.h"
 
@@ -24,8 +25,8 @@ struct conn;
 struct conn_group {
     struct loop *loop;
     struct loop_hook hook;
-    struct conn *dirty; /* have something to send, to re-time or to end */
-    uint8_t *scratch;   /* CONN_SCRATCH_BYTES, for building what is sent */
+    struct linked_list dirty; /* have something to send, to re-time or to end */
+    uint8_t *scratch;         /* CONN_SCRATCH_BYTES, for building what is sent */
     /* Only the loop's thread writes these; any thread reads. */
     _Atomic uint64_t bytes_in;
     _Atomic uint64_t bytes_out;
@@ -66,8 +67,7 @@ struct conn {
     bool closing;
     bool send_broken; /* the peer takes no more; what it sent before is still read */
     bool is_dirty;
-    struct conn *dirty_prev;
-    struct conn *dirty_next;
+    struct list_link in_dirty;
     uint8_t *unsent; /* what the socket refused; owned */
     size_t unsent_at;
     size_t unsent_end;

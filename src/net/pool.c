@@ -101,8 +101,8 @@ static void stop_on_loop(void *arg)
     struct skep_error why;
 
     error_set(&why, SKEP_CANCELLED, "the client is shutting down");
-    while (pool->links != NULL)
-        pool_link_close(pool->links, &why);
+    while (pool->links.first != NULL)
+        pool_link_close(LIST_HOLDER(pool->links.first, struct link, in_links), &why);
     pool_for_each_peer(pool, end_peer);
     if (pool->has_timer)
         uv_close((uv_handle_t *)&pool->timer, NULL);

@@ -12,6 +12,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include "base/list.h"
 #include "net/conn.h"
 #include "net/deadline_heap.h"
 #include "net/loop_lookup.h"
@@ -56,7 +57,7 @@ struct pool_call {
     struct peer *peer;             /* while CALL_WAITING */
     struct link *link;             /* while CALL_OPEN */
     struct session_stream *stream; /* the same */
-    struct pool_call *prev, *next; /* in peer's queue */
+    struct list_link in_queue;     /* while CALL_WAITING: peer's */
     struct pool_target target;
     struct pool_tensor *tensors; /* owned */
     struct pool_choice *choices; /* owned; one for each tensor; NULL: none is encoded */
@@ -68,8 +69,7 @@ struct link {
     struct conn conn;
     struct pool *pool;
     struct peer *peer;                  /* NULL: parted from it */
-    struct link *prev, *next;           /* of all links */
-    struct link *idle_prev, *idle_next; /* of the idle ones, longest idle first */
+    struct list_link in_links, in_idle; /* the pool's; in_idle if is_idle */
     struct session_config config;       /* the session borrows it */
     uint8_t expected_id[PEER_ID_BYTES];
     char name[ENDPOINT_TEXT_BYTES + 64]; /* the endpoint, and the address if that differs */
@@ -104,7 +104,7 @@ struct peer {
     struct endpoint endpoint; /* the key, or part of it, without an id or if exact */
     struct link *link;        /* being opened or open; NULL: none */
     struct dial dial;
-    struct pool_call *first, *last; /* waiting, in order */
+    struct linked_list queue; /* of waiting calls, in order */
     unsigned waiting;
     unsigned busy; /* functions that still use it are on the stack: it must not be freed */
     _Atomic uint64_t rtt_us; /* read by any thread, with pool->lock held */
@@ -120,9 +120,9 @@ struct pool {
     uint64_t armed_us;
     struct deadline_heap deadlines, alarms; /* of calls */
     struct deadline_heap lookups;           /* when a dial waits for a name no longer */
-    struct link *links;
+    struct linked_list links;               /* all */
     unsigned link_count;
-    struct link *idle_first, *idle_last;
+    struct linked_list idle;     /* of these; the longest idle first */
     atomic_bool stopping;        /* read by any thread */
     _Atomic unsigned open_calls; /* any thread */
     uint64_t seed[2];

@@ -23,14 +23,7 @@ static void leave_idle(struct link *link)
     if (!link->is_idle)
         return;
     link->is_idle = false;
-    if (link->idle_prev != NULL)
-        link->idle_prev->idle_next = link->idle_next;
-    else
-        pool->idle_first = link->idle_next;
-    if (link->idle_next != NULL)
-        link->idle_next->idle_prev = link->idle_prev;
-    else
-        pool->idle_last = link->idle_prev;
+    list_remove(&pool->idle, &link->in_idle);
     link->conn.due_us = CLOCK_NEVER;
 }
 
@@ -41,13 +34,7 @@ static void become_idle(struct link *link)
     if (link->is_idle)
         return;
     link->is_idle = true;
-    link->idle_next = NULL;
-    link->idle_prev = pool->idle_last;
-    if (pool->idle_last != NULL)
-        pool->idle_last->idle_next = link;
-    else
-        pool->idle_first = link;
-    pool->idle_last = link;
+    list_append(&pool->idle, &link->in_idle);
     conn_set_due(&link->conn, clock_deadline_us(pool->config.idle_timeout_ms));
 }
 
@@ -70,21 +57,11 @@ static void uncount(struct link *link)
     link->counted = false;
 }
 
-static void unlist(struct link *link)
-{
-    uncount(link);
-    if (link->prev != NULL)
-        link->prev->next = link->next;
-    else
-        link->pool->links = link->next;
-    if (link->next != NULL)
-        link->next->prev = link->prev;
-}
-
 void pool_link_close(struct link *link, const struct skep_error *why)
 {
     detach(link);
-    unlist(link);
+    uncount(link);
+    list_remove(&link->pool->links, &link->in_links);
     conn_close(&link->conn, why);
 }
 
@@ -102,7 +79,7 @@ void pool_link_retire(struct link *link)
 bool pool_make_room(struct pool *pool)
 {
     while (pool->link_count >= pool->config.max_connections) {
-        struct link *link = pool->idle_first;
+        struct link *link = LIST_HOLDER(pool->idle.first, struct link, in_idle);
         if (link == NULL)
             return false;
         struct peer *peer = link->peer;
@@ -441,10 +418,7 @@ skep_status pool_link_open(struct peer *peer, const struct pool_target *target,
     if (rc != SKEP_OK)
         goto fail;
     link->peer = peer;
-    link->next = pool->links;
-    if (link->next != NULL)
-        link->next->prev = link;
-    pool->links = link;
+    list_prepend(&pool->links, &link->in_links);
     link->counted = true;
     pool->link_count++;
     conn_set_due(&link->conn, clock_deadline_us(pool->config.connect_timeout_ms));

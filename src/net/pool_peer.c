@@ -121,33 +121,27 @@ uint64_t pool_peer_rtt_us(struct pool *pool, const uint8_t peer_id[static PEER_I
 
 /* The queue */
 
-static void append(struct peer *peer, struct pool_call *call)
+static struct pool_call *first_waiting(const struct peer *peer)
+{
+    return LIST_HOLDER(peer->queue.first, struct pool_call, in_queue);
+}
+
+/* @param first  back to where it was, at the head. */
+static void enqueue(struct peer *peer, struct pool_call *call, bool first)
 {
     call->state = CALL_WAITING;
     call->peer = peer;
-    call->next = NULL;
-    call->prev = peer->last;
-    if (peer->last != NULL)
-        peer->last->next = call;
+    if (first)
+        list_prepend(&peer->queue, &call->in_queue);
     else
-        peer->first = call;
-    peer->last = call;
+        list_append(&peer->queue, &call->in_queue);
     peer->waiting++;
 }
 
 void pool_peer_forget(struct peer *peer, struct pool_call *call)
 {
-    if (call->prev != NULL)
-        call->prev->next = call->next;
-    else
-        peer->first = call->next;
-    if (call->next != NULL)
-        call->next->prev = call->prev;
-    else
-        peer->last = call->prev;
+    list_remove(&peer->queue, &call->in_queue);
     peer->waiting--;
-    call->prev = NULL;
-    call->next = NULL;
     call->peer = NULL;
     call->state = CALL_NEW;
 }
@@ -155,8 +149,8 @@ void pool_peer_forget(struct peer *peer, struct pool_call *call)
 void pool_peer_fail_waiting(struct peer *peer, const struct skep_error *why)
 {
     /* Only those that wait now: a `done` posts further calls, it does not add them here. */
-    while (peer->first != NULL) {
-        struct pool_call *call = peer->first;
+    while (peer->waiting > 0) {
+        struct pool_call *call = first_waiting(peer);
         pool_peer_forget(peer, call);
         pool_call_finish(call, NULL, NULL, false, why);
     }
@@ -192,28 +186,13 @@ static enum verdict place(struct peer *peer, struct pool_call *call)
     return CALL_PLACED;
 }
 
-/* Back to where it was, at the head. */
-static void prepend(struct peer *peer, struct pool_call *call)
-{
-    call->state = CALL_WAITING;
-    call->peer = peer;
-    call->prev = NULL;
-    call->next = peer->first;
-    if (peer->first != NULL)
-        peer->first->prev = call;
-    else
-        peer->last = call;
-    peer->first = call;
-    peer->waiting++;
-}
-
 /* Connects if calls wait and nothing is there to wait for; else frees what nobody needs. */
 static void settle(struct peer *peer)
 {
     if (--peer->busy > 0)
         return; /* who is further up the stack sees to it */
-    if (peer->link == NULL && peer->first != NULL && !peer->dial.active)
-        pool_dial_start(peer, &peer->first->target);
+    if (peer->link == NULL && peer->waiting > 0 && !peer->dial.active)
+        pool_dial_start(peer, &first_waiting(peer)->target);
     else
         pool_peer_tidy(peer);
 }
@@ -221,12 +200,12 @@ static void settle(struct peer *peer)
 void pool_peer_pump(struct peer *peer)
 {
     peer->busy++;
-    while (can_take(peer) && peer->first != NULL) {
-        struct pool_call *call = peer->first;
+    while (can_take(peer) && peer->waiting > 0) {
+        struct pool_call *call = first_waiting(peer);
 
         pool_peer_forget(peer, call);
         if (place(peer, call) == CALL_MUST_WAIT) {
-            prepend(peer, call);
+            enqueue(peer, call, true);
             break;
         }
     }
@@ -239,9 +218,9 @@ void pool_peer_submit(struct peer *peer, struct pool_call *call)
 
     peer->busy++;
     /* First come, first served: not past those that wait for a stream. */
-    if (!can_take(peer) || peer->first != NULL || place(peer, call) == CALL_MUST_WAIT) {
+    if (!can_take(peer) || peer->waiting > 0 || place(peer, call) == CALL_MUST_WAIT) {
         if (peer->waiting < POOL_MAX_WAITING) {
-            append(peer, call);
+            enqueue(peer, call, false);
         } else {
             error_set(&err, SKEP_RESOURCE_EXHAUSTED,
                       "%s: %d calls to this peer are waiting already", call->headers.method,

@@ -10,6 +10,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include "base/list.h"
 #include "base/log.h"
 #include "net/address_count.h"
 #include "net/conn.h"
@@ -29,14 +30,12 @@ struct acceptor {
 struct server_conn {
     struct conn conn;
     struct server_io *io;
-    struct server_conn *prev;
-    struct server_conn *next;
-    struct server_conn *younger, *older; /* among the unfinished */
+    struct list_link in_conns, in_unfinished; /* io's; in_unfinished if is_unfinished */
     uint64_t accepted_us;
     struct session_config config; /* the session borrows it */
     struct address remote;
     bool established;
-    bool is_unfinished; /* in io's list of those whose handshake is under way */
+    bool is_unfinished; /* its handshake is under way */
 };
 
 struct server_io {
@@ -48,8 +47,8 @@ struct server_io {
     bool has_resume;
     bool draining;
     bool stopped;
-    struct server_conn *conns;
-    struct server_conn *oldest_unfinished, *youngest_unfinished;
+    struct linked_list conns;
+    struct linked_list unfinished; /* of these; the oldest first */
     struct loop_job drain;
     struct server_call *free_calls; /* kept for reuse */
     unsigned free_call_count;

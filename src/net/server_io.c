@@ -48,34 +48,12 @@ static void log_seldom(struct log_gate *gate, const struct address *remote, cons
 
 /* The unfinished: those whose handshake is under way, in order of arrival. */
 
-static void enter_unfinished(struct server_conn *c)
-{
-    struct server_io *io = c->io;
-
-    c->is_unfinished = true;
-    c->older = io->youngest_unfinished;
-    if (c->older != NULL)
-        c->older->younger = c;
-    else
-        io->oldest_unfinished = c;
-    io->youngest_unfinished = c;
-}
-
 static void leave_unfinished(struct server_conn *c)
 {
-    struct server_io *io = c->io;
-
     if (!c->is_unfinished)
         return;
     c->is_unfinished = false;
-    if (c->older != NULL)
-        c->older->younger = c->younger;
-    else
-        io->oldest_unfinished = c->younger;
-    if (c->younger != NULL)
-        c->younger->older = c->older;
-    else
-        io->youngest_unfinished = c->older;
+    list_remove(&c->io->unfinished, &c->in_unfinished);
 }
 
 static void forget_connection(struct server_conn *c)
@@ -83,12 +61,7 @@ static void forget_connection(struct server_conn *c)
     struct server *server = c->io->server;
 
     leave_unfinished(c);
-    if (c->prev != NULL)
-        c->prev->next = c->next;
-    else
-        c->io->conns = c->next;
-    if (c->next != NULL)
-        c->next->prev = c->prev;
+    list_remove(&c->io->conns, &c->in_conns);
     address_count_remove(server->addresses, (const struct sockaddr *)&c->remote.sa);
     atomic_fetch_sub(&server->connections, 1);
 }
@@ -170,11 +143,9 @@ static skep_status start_connection(struct server_io *io, int fd, const struct a
         goto fail;
     }
     conn_attach(&c->conn, session, config->limits.stall_timeout_ms);
-    c->next = io->conns;
-    if (c->next != NULL)
-        c->next->prev = c;
-    io->conns = c;
-    enter_unfinished(c);
+    list_append(&io->conns, &c->in_conns);
+    list_append(&io->unfinished, &c->in_unfinished);
+    c->is_unfinished = true;
     return SKEP_OK;
 
 fail:
@@ -213,7 +184,7 @@ static void refuse(struct server_io *io, int fd)
  * the threads alike, so what fills the server fills this one's list too. */
 static bool make_room(struct server_io *io)
 {
-    struct server_conn *c = io->oldest_unfinished;
+    struct server_conn *c = LIST_HOLDER(io->unfinished.first, struct server_conn, in_unfinished);
     uint64_t grace_us = io->server->config.handshake_grace_ms * UINT64_C(1000);
     struct skep_error why;
 
@@ -376,7 +347,8 @@ void server_io_drain(struct server_io *io)
         return;
     io->draining = true;
     close_listeners(io);
-    for (struct server_conn *c = io->conns; c != NULL; c = c->next) {
+    for (struct list_link *l = io->conns.first; l != NULL; l = l->next) {
+        struct server_conn *c = LIST_HOLDER(l, struct server_conn, in_conns);
         if (!c->established)
             continue;
         session_goaway(c->conn.session, io->server->drain_reason);
@@ -393,8 +365,8 @@ void server_io_stop(struct server_io *io)
     io->stopped = true;
     error_set(&why, SKEP_UNAVAILABLE, "the server is shutting down");
     close_listeners(io);
-    while (io->conns != NULL) {
-        struct server_conn *c = io->conns;
+    while (io->conns.first != NULL) {
+        struct server_conn *c = LIST_HOLDER(io->conns.first, struct server_conn, in_conns);
         forget_connection(c);
         conn_close(&c->conn, &why);
     }

@@ -108,14 +108,14 @@ static void end_streams(struct session *s, const struct skep_error *why)
 {
     struct skep_error err;
 
-    if (s->all_first == NULL)
+    if (s->all.first == NULL)
         return;
     explain_end(s, why, &err);
-    while (s->all_first != NULL)
+    while (s->all.first != NULL)
         if (s->config.initiator)
-            stream_done(s, s->all_first, &err);
+            stream_done(s, stream_in_all(s->all.first), &err);
         else
-            stream_gone(s, s->all_first);
+            stream_gone(s, stream_in_all(s->all.first));
 }
 
 void session_free(struct session *s, const struct skep_error *why)
@@ -205,7 +205,7 @@ void session_see_time(struct session *s, uint64_t now_us)
 {
     if (now_us > s->now_us)
         s->now_us = now_us;
-    for (; s->unstamped != NULL; s->unstamped = s->unstamped->all_next)
+    for (; s->unstamped != NULL; s->unstamped = stream_in_all(s->unstamped->in_all.next))
         s->unstamped->opened_us = s->now_us;
     session_note_owing(s);
 }

@@ -343,18 +343,16 @@ static void shed_excess(struct session *s)
 
     error_set(&err, SKEP_RESOURCE_EXHAUSTED, "the peer allows %" PRIu32 " calls at once",
               s->peer_max_streams);
-    while (s->open_streams > s->peer_max_streams && s->all_last != NULL)
-        stream_done(s, s->all_last, &err);
+    while (s->open_streams > s->peer_max_streams && s->all.last != NULL)
+        stream_done(s, stream_in_all(s->all.last), &err);
 }
 
 skep_status session_handshake_ready(struct session *s)
 {
-    struct session_stream *stream;
-
     if (s->phase != PHASE_READY)
         return session_fail(s, SKEP_DATA_LOSS, "frame: READY, expected none any more");
-    for (stream = s->all_first; stream != NULL; stream = stream->all_next)
-        stream->send_window = s->peer_stream_window;
+    for (struct list_link *l = s->all.first; l != NULL; l = l->next)
+        stream_in_all(l)->send_window = s->peer_stream_window;
     tell_established(s);
     shed_excess(s);
     return s->failed ? s->failure.status : SKEP_OK;

@@ -11,6 +11,7 @@
 #ifndef SKEP_NET_SESSION_INTERNAL_H
 #define SKEP_NET_SESSION_INTERNAL_H
 
+#include "base/list.h"
 #include "net/session.h"
 #include "wire/frame.h"
 
@@ -65,10 +66,10 @@ struct session_stream {
     enum stream_intake intake;
     void *user;
 
-    struct session_stream *hash_next;
-    struct session_stream *all_prev, *all_next;
+    struct session_stream *hash_next; /* once detached: in session.answered or .spare */
+    struct list_link in_all;
     enum stream_queue queue;
-    struct session_stream *queue_prev, *queue_next;
+    struct list_link in_queue; /* unless QUEUE_NONE */
 
     /* Going out: HEADERS as encoded, then parts. */
     struct bytes head;
@@ -93,10 +94,6 @@ struct session_stream {
     uint64_t declared;       /* counted in session.declared_bytes */
     uint64_t receive_window; /* the peer may send so much more */
     uint64_t receive_credit; /* received and not yet given back as WINDOW */
-};
-
-struct stream_list {
-    struct session_stream *first, *last;
 };
 
 enum session_phase {
@@ -161,13 +158,13 @@ struct session {
     /* Sending. */
     struct bytes control;              /* whole control frames, in order */
     size_t control_at;                 /* how much of it has been handed out */
-    struct stream_list ready, blocked; /* blocked: by the connection's window */
+    struct linked_list ready, blocked; /* blocked: by the connection's window */
     uint64_t send_window;
     uint64_t stream_backlog; /* HEADERS and tensor bytes not handed out */
     uint64_t last_send_us;
     bool owing;                      /* something was due when last looked at... */
     uint64_t owing_since_us;         /* ...since then */
-    struct session_stream *answered; /* replies handed out, events due; linked by queue_next */
+    struct session_stream *answered; /* replies handed out, events due; linked by hash_next */
 
     /* Liveness. */
     bool ping_out;
@@ -184,11 +181,21 @@ struct session {
     struct session_stream **table; /* by id; owned */
     size_t table_size;             /* power of two */
     size_t open_streams;
-    struct session_stream *all_first, *all_last;
+    struct linked_list all;           /* streams, in the order of opening */
     struct session_stream *unstamped; /* first of those at the end of `all` without opened_us */
-    struct session_stream *spare;     /* linked by all_next */
+    struct session_stream *spare;     /* linked by hash_next */
     size_t spare_count;
 };
+
+static inline struct session_stream *stream_in_all(struct list_link *link)
+{
+    return LIST_HOLDER(link, struct session_stream, in_all);
+}
+
+static inline struct session_stream *stream_in_queue(struct list_link *link)
+{
+    return LIST_HOLDER(link, struct session_stream, in_queue);
+}
 
 /* session.c */
 

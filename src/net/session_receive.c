@@ -325,8 +325,8 @@ static void end_unsent(struct session *s, const char *reason)
 
     error_set(&err, SKEP_UNAVAILABLE, "the peer takes no more calls: %s", reason);
     /* HEADERS leave in the order of opening: the unsent ones are the latest. */
-    while (s->all_last != NULL && !s->all_last->head_sent)
-        stream_done(s, s->all_last, &err);
+    while (s->all.last != NULL && !stream_in_all(s->all.last)->head_sent)
+        stream_done(s, stream_in_all(s->all.last), &err);
 }
 
 static skep_status receive_goaway(struct session *s, const uint8_t *payload, size_t len)

@@ -300,7 +300,7 @@ static enum turn take_turn(struct writer *w, struct session_stream *stream)
 static void retire(struct session *s, struct session_stream *stream)
 {
     stream_detach(s, stream);
-    stream->queue_next = s->answered;
+    stream->hash_next = s->answered;
     s->answered = stream;
 }
 
@@ -309,7 +309,7 @@ static void write_streams(struct writer *w)
     struct session *s = w->s;
 
     while (s->ready.first != NULL && !s->failed) {
-        struct session_stream *stream = s->ready.first;
+        struct session_stream *stream = stream_in_queue(s->ready.first);
         enum turn turn = take_turn(w, stream);
         if (turn == TURN_NO_ROOM || turn == TURN_FAILED)
             return; /* it is first again next time */
@@ -324,8 +324,7 @@ static void tell_answered(struct session *s)
 {
     while (s->answered != NULL) {
         struct session_stream *stream = s->answered;
-        s->answered = stream->queue_next;
-        stream->queue_next = NULL;
+        s->answered = stream->hash_next;
         if (stream->started) {
             stream->started = false;
             s->events->call_answered(s->arg, stream, stream->user);

@@ -40,7 +40,8 @@ static bool grow_table(struct session *s)
     mem_free(s->table);
     s->table = table;
     s->table_size = size;
-    for (struct session_stream *st = s->all_first; st != NULL; st = st->all_next) {
+    for (struct list_link *l = s->all.first; l != NULL; l = l->next) {
+        struct session_stream *st = stream_in_all(l);
         struct session_stream **slot = slot_of(s, st->id);
         st->hash_next = *slot;
         *slot = st;
@@ -55,7 +56,7 @@ static struct session_stream *take_spare(struct session *s)
 
     if (stream == NULL)
         return mem_calloc(1, sizeof(*stream));
-    s->spare = stream->all_next;
+    s->spare = stream->hash_next;
     s->spare_count--;
     head = stream->head;
     *stream = (struct session_stream){.head = head};
@@ -76,31 +77,11 @@ struct session_stream *stream_new(struct session *s, uint32_t id)
     struct session_stream **slot = slot_of(s, id);
     stream->hash_next = *slot;
     *slot = stream;
-    stream->all_prev = s->all_last;
-    if (s->all_last != NULL)
-        s->all_last->all_next = stream;
-    else
-        s->all_first = stream;
-    s->all_last = stream;
+    list_append(&s->all, &stream->in_all);
     if (s->unstamped == NULL)
         s->unstamped = stream;
     s->open_streams++;
     return stream;
-}
-
-static void unlink_from_all(struct session *s, struct session_stream *stream)
-{
-    if (s->unstamped == stream)
-        s->unstamped = stream->all_next;
-    if (stream->all_prev != NULL)
-        stream->all_prev->all_next = stream->all_next;
-    else
-        s->all_first = stream->all_next;
-    if (stream->all_next != NULL)
-        stream->all_next->all_prev = stream->all_prev;
-    else
-        s->all_last = stream->all_prev;
-    stream->all_prev = stream->all_next = NULL;
 }
 
 void stream_detach(struct session *s, struct session_stream *stream)
@@ -112,7 +93,9 @@ void stream_detach(struct session *s, struct session_stream *stream)
         link = &(*link)->hash_next;
     *link = stream->hash_next;
     stream_unqueue(s, stream);
-    unlink_from_all(s, stream);
+    if (s->unstamped == stream)
+        s->unstamped = stream_in_all(stream->in_all.next);
+    list_remove(&s->all, &stream->in_all);
     stream_set_intake(s, stream, INTAKE_DISCARD);
     if (s->intake.stream == stream)
         s->intake.stream = NULL; /* what still comes of its current frame is dropped */
@@ -153,7 +136,7 @@ void stream_recycle(struct session *s, struct session_stream *stream)
         if (stream->head.cap > MAX_SPARE_HEAD_BYTES)
             bytes_free(&stream->head);
         stream->head.len = 0;
-        stream->all_next = s->spare;
+        stream->hash_next = s->spare;
         s->spare = stream;
         s->spare_count++;
         return;
@@ -166,7 +149,7 @@ void stream_free_spares(struct session *s)
 {
     while (s->spare != NULL) {
         struct session_stream *stream = s->spare;
-        s->spare = stream->all_next;
+        s->spare = stream->hash_next;
         bytes_free(&stream->head);
         mem_free(stream);
     }
@@ -175,7 +158,7 @@ void stream_free_spares(struct session *s)
 
 /* ---- Queues ---- */
 
-static struct stream_list *queue_list(struct session *s, enum stream_queue queue)
+static struct linked_list *queue_list(struct session *s, enum stream_queue queue)
 {
     return queue == QUEUE_READY ? &s->ready : &s->blocked;
 }
@@ -184,16 +167,7 @@ void stream_unqueue(struct session *s, struct session_stream *stream)
 {
     if (stream->queue == QUEUE_NONE)
         return;
-    struct stream_list *list = queue_list(s, stream->queue);
-    if (stream->queue_prev != NULL)
-        stream->queue_prev->queue_next = stream->queue_next;
-    else
-        list->first = stream->queue_next;
-    if (stream->queue_next != NULL)
-        stream->queue_next->queue_prev = stream->queue_prev;
-    else
-        list->last = stream->queue_prev;
-    stream->queue_prev = stream->queue_next = NULL;
+    list_remove(queue_list(s, stream->queue), &stream->in_queue);
     stream->queue = QUEUE_NONE;
 }
 
@@ -216,25 +190,17 @@ void stream_requeue(struct session *s, struct session_stream *stream, bool front
     stream_unqueue(s, stream);
     if (queue == QUEUE_NONE)
         return;
-    struct stream_list *list = queue_list(s, queue);
     stream->queue = queue;
-    if (list->first == NULL) {
-        list->first = list->last = stream;
-    } else if (front) {
-        stream->queue_next = list->first;
-        list->first->queue_prev = stream;
-        list->first = stream;
-    } else {
-        stream->queue_prev = list->last;
-        list->last->queue_next = stream;
-        list->last = stream;
-    }
+    if (front)
+        list_prepend(queue_list(s, queue), &stream->in_queue);
+    else
+        list_append(queue_list(s, queue), &stream->in_queue);
 }
 
 void stream_unblock(struct session *s)
 {
     while (s->send_window > 0 && s->blocked.first != NULL)
-        stream_requeue(s, s->blocked.first, false);
+        stream_requeue(s, stream_in_queue(s->blocked.first), false);
 }
 
 void stream_set_intake(struct session *s, struct session_stream *stream, enum stream_intake intake)

@@ -22,7 +22,7 @@ enum {
 struct udp_probe {
     struct loop_job job; /* first, so that the pointers convert */
     struct udp_probes *probes;
-    struct udp_probe *prev, *next;
+    struct list_link in_all;
     struct address address;
     uv_poll_t poll;
     int fd; /* ours to close, not libuv's; -1: not open */
@@ -56,12 +56,7 @@ static void end(struct udp_probe *p, bool answered)
     if (p->ended)
         return;
     p->ended = true;
-    if (p->next != NULL)
-        p->next->prev = p->prev;
-    if (p->prev != NULL)
-        p->prev->next = p->next;
-    else
-        p->probes->first = p->next;
+    list_remove(&p->probes->all, &p->in_all);
     p->done(p->arg, answered);
     uv_close((uv_handle_t *)&p->timer, on_closed);
     if (p->handles > 1)
@@ -122,10 +117,7 @@ static void begin(struct loop_job *job)
     struct udp_probes *probes = p->probes;
     uv_loop_t *loop = loop_uv(probes->loop);
 
-    p->next = probes->first;
-    if (p->next != NULL)
-        p->next->prev = p;
-    probes->first = p;
+    list_append(&probes->all, &p->in_all);
     uv_timer_init(loop, &p->timer); /* never fails */
     p->timer.data = p;
     p->handles = 1;
@@ -139,8 +131,8 @@ static void end_all(void *arg)
 {
     struct udp_probes *probes = arg;
 
-    while (probes->first != NULL)
-        end(probes->first, false);
+    while (probes->all.first != NULL)
+        end(LIST_HOLDER(probes->all.first, struct udp_probe, in_all), false);
 }
 
 void udp_probes_fini(struct udp_probes *probes)

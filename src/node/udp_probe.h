@@ -13,14 +13,15 @@
 #include <stdint.h>
 #include <skep/status.h>
 #include "base/endpoint.h"
+#include "base/list.h"
 #include "net/loop.h"
 
 struct udp_probe;
 
 struct udp_probes {
-    pthread_mutex_t lock;    /* guards the making of `loop` */
-    struct loop *loop;       /* owned; NULL until needed */
-    struct udp_probe *first; /* under way; the loop's */
+    pthread_mutex_t lock;   /* guards the making of `loop` */
+    struct loop *loop;      /* owned; NULL until needed */
+    struct linked_list all; /* under way; the loop's */
 };
 
 void udp_probes_init(struct udp_probes *probes);

@@ -9,6 +9,7 @@
 
 #include <pthread.h>
 
+#include "base/list.h"
 #include "base/thread.h"
 #include "runtime/task_pool.h"
 
@@ -29,7 +30,7 @@ struct task_pool {
 
     /* Guarded by runtime->lock. */
     struct task_list queue; /* highest priority first, then oldest */
-    struct task_pool *next_active, *prev_active;
+    struct list_link in_active;
     bool is_active;                    /* in runtime->active: the queue is not empty */
     bool is_stalled;                   /* this pool's or an exclusive one's batch is overdue */
     bool tell_stalled, tell_recovered; /* callbacks that the watchdog owes */
@@ -73,10 +74,10 @@ struct runtime {
 
     /* All below guarded by lock. */
     struct task_pool *pools;
-    struct task_pool *active, *active_tail; /* pools with waiting tasks */
-    struct batch *current;                  /* who computes; NULL: nobody */
-    struct batch *running;                  /* current and the overdue ones */
-    struct worker *workers;                 /* owned */
+    struct linked_list active; /* pools with waiting tasks */
+    struct batch *current;     /* who computes; NULL: nobody */
+    struct batch *running;     /* current and the overdue ones */
+    struct worker *workers;    /* owned */
     unsigned workers_alive;
     unsigned inline_threads; /* submitters that work now */
     bool worker_waits;       /* in `wake`, not signalled yet */
@@ -91,6 +92,11 @@ struct runtime {
     uint8_t *scratch; /* owned; lent to the current batch */
     size_t scratch_cap;
 };
+
+static inline struct task_pool *task_pool_in_active(struct list_link *link)
+{
+    return LIST_HOLDER(link, struct task_pool, in_active);
+}
 
 /* queue.c: the lock is held in all of these. */
 void task_list_push(struct task_list *list, struct task *task);

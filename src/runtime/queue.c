@@ -31,35 +31,18 @@ struct task *task_list_pop(struct task_list *list)
 
 static void activate(struct task_pool *pool)
 {
-    struct runtime *runtime = pool->runtime;
-
     if (pool->is_active)
         return;
     pool->is_active = true;
-    pool->next_active = NULL;
-    pool->prev_active = runtime->active_tail;
-    if (runtime->active_tail != NULL)
-        runtime->active_tail->next_active = pool;
-    else
-        runtime->active = pool;
-    runtime->active_tail = pool;
+    list_append(&pool->runtime->active, &pool->in_active);
 }
 
 static void deactivate(struct task_pool *pool)
 {
-    struct runtime *runtime = pool->runtime;
-
     if (!pool->is_active)
         return;
     pool->is_active = false;
-    if (pool->prev_active != NULL)
-        pool->prev_active->next_active = pool->next_active;
-    else
-        runtime->active = pool->next_active;
-    if (pool->next_active != NULL)
-        pool->next_active->prev_active = pool->prev_active;
-    else
-        runtime->active_tail = pool->prev_active;
+    list_remove(&pool->runtime->active, &pool->in_active);
 }
 
 static void count(struct task_pool *pool, const struct task *task, bool added)
@@ -225,7 +208,8 @@ static struct task_pool *first_ready(struct runtime *runtime, uint64_t now_us, u
     struct task_pool *best = NULL;
 
     *next = CLOCK_NEVER;
-    for (struct task_pool *pool = runtime->active; pool != NULL; pool = pool->next_active) {
+    for (struct list_link *l = runtime->active.first; l != NULL; l = l->next) {
+        struct task_pool *pool = task_pool_in_active(l);
         uint64_t at = ready_at(pool);
 
         if (at > now_us) {

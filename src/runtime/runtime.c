@@ -471,8 +471,8 @@ bool runtime_stop(struct runtime *runtime, uint64_t deadline_us)
 
     pthread_mutex_lock(&runtime->lock);
     runtime->stopping = true;
-    while (runtime->active != NULL)
-        queue_take_all(runtime->active, &failed);
+    while (runtime->active.first != NULL)
+        queue_take_all(task_pool_in_active(runtime->active.first), &failed);
     pthread_cond_broadcast(&runtime->wake);
     pthread_cond_broadcast(&runtime->watch);
     pthread_mutex_unlock(&runtime->lock);

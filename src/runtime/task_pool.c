@@ -203,10 +203,10 @@ static void wake_worker(struct runtime *runtime)
 /* Whether short work of a single pool came in meanwhile: then no thread need be woken for it. */
 static bool short_work_waits(const struct runtime *runtime)
 {
-    const struct task_pool *only = runtime->active;
+    const struct task_pool *only = task_pool_in_active(runtime->active.first);
 
     if (runtime->current != NULL || runtime->stopping || only == NULL ||
-        only->next_active != NULL || !only->config.may_run_inline)
+        only->in_active.next != NULL || !only->config.may_run_inline)
         return false;
     float us = pool_estimate_us(only, only->stats.queued_rows);
     return us >= 0 && us < INLINE_WORK_MAX_US;
@@ -229,7 +229,7 @@ static bool next_inline(struct runtime *runtime, struct batch *batch, bool may_g
         runtime_begin(runtime, batch, now);
     } else {
         runtime->inline_threads--;
-        if (runtime->active != NULL)
+        if (runtime->active.first != NULL)
             wake_worker(runtime);
         if (runtime->stopping)
             pthread_cond_broadcast(&runtime->ended);

@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <skep/status.h>
-#include "tracker/linked_list.h"
+#include "base/list.h"
 #include "tracker/protocol.h"
 
 struct scheduler;

@@ -46,8 +46,8 @@ static void set_state(struct tracker_server *server, enum server_state state)
 static void close_all(struct tracker_server *server)
 {
     server->ending = true;
-    while (server->first != NULL)
-        tracker_conn_close(server->first);
+    while (server->conns.first != NULL)
+        tracker_conn_close(tracker_conn_in_conns(server->conns.first));
 }
 
 /* Nothing of it goes on but its handles for stop and time, which stay until it is freed. */
@@ -80,8 +80,8 @@ static void on_stop(uv_async_t *handle)
     set_state(server, SERVER_DRAINING);
     server->armed_us = 0; /* the timer is the drain's from now on */
     uv_timer_start(&server->timer, on_drained, DRAIN_MS, 0);
-    for (struct tracker_conn *conn = server->first; conn != NULL; conn = conn->next)
-        tracker_conn_touch(conn);
+    for (struct list_link *l = server->conns.first; l != NULL; l = l->next)
+        tracker_conn_touch(tracker_conn_in_conns(l));
 }
 
 static void end_now(void *arg)
@@ -120,7 +120,7 @@ static void run_hook(struct loop_hook *hook)
 
     tracker_flush(server);
     scheduler_changes(server->scheduler, server->events.key_changed, server->arg);
-    if (server->state == SERVER_DRAINING && server->first == NULL)
+    if (server->state == SERVER_DRAINING && server->conns.first == NULL)
         become_stopped(server);
 }
 

@@ -26,11 +26,7 @@ void tracker_conn_touch(struct tracker_conn *conn)
     if (conn->dirty || conn->closed)
         return;
     conn->dirty = true;
-    conn->dirty_prev = NULL;
-    conn->dirty_next = conn->server->dirty;
-    if (conn->dirty_next != NULL)
-        conn->dirty_next->dirty_prev = conn;
-    conn->server->dirty = conn;
+    list_prepend(&conn->server->dirty, &conn->in_dirty);
 }
 
 static void untouch(struct tracker_conn *conn)
@@ -38,35 +34,18 @@ static void untouch(struct tracker_conn *conn)
     if (!conn->dirty)
         return;
     conn->dirty = false;
-    if (conn->dirty_prev != NULL)
-        conn->dirty_prev->dirty_next = conn->dirty_next;
-    else
-        conn->server->dirty = conn->dirty_next;
-    if (conn->dirty_next != NULL)
-        conn->dirty_next->dirty_prev = conn->dirty_prev;
+    list_remove(&conn->server->dirty, &conn->in_dirty);
 }
 
 static void enter_list(struct tracker_server *server, struct tracker_conn *conn)
 {
-    conn->prev = server->last;
-    if (conn->prev != NULL)
-        conn->prev->next = conn;
-    else
-        server->first = conn;
-    server->last = conn;
+    list_append(&server->conns, &conn->in_conns);
     server->counters.connections_open++;
 }
 
 static void leave_list(struct tracker_server *server, struct tracker_conn *conn)
 {
-    if (conn->prev != NULL)
-        conn->prev->next = conn->next;
-    else
-        server->first = conn->next;
-    if (conn->next != NULL)
-        conn->next->prev = conn->prev;
-    else
-        server->last = conn->prev;
+    list_remove(&server->conns, &conn->in_conns);
     server->counters.connections_open--;
 }
 
@@ -402,8 +381,8 @@ static void finish_turn(struct tracker_conn *conn)
 
 void tracker_flush(struct tracker_server *server)
 {
-    while (server->dirty != NULL) {
-        struct tracker_conn *conn = server->dirty;
+    while (server->dirty.first != NULL) {
+        struct tracker_conn *conn = LIST_HOLDER(server->dirty.first, struct tracker_conn, in_dirty);
         untouch(conn);
         finish_turn(conn);
     }

@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 
 #include "base/bytes.h"
+#include "base/list.h"
 #include "base/log.h"
 #include "net/deadline_heap.h"
 #include "net/listener.h"
@@ -32,11 +33,11 @@ struct tracker_conn {
     struct tracker_server *server;
     uv_poll_t poll;
     int fd;
-    int watching;                     /* events of the poll handle */
-    struct tracker_conn *prev, *next; /* of the server, in order of coming */
-    struct tracker_conn *dirty_prev, *dirty_next;
-    bool dirty;  /* to be looked at before the loop sleeps */
-    bool failed; /* to be closed then */
+    int watching;              /* events of the poll handle */
+    struct list_link in_conns; /* of the server, in order of coming */
+    struct list_link in_dirty; /* if dirty */
+    bool dirty;                /* to be looked at before the loop sleeps */
+    bool failed;               /* to be closed then */
     bool closed;
     bool paused;    /* too much is unsent: what it asks has to wait */
     bool is_server; /* its info begins with "server" */
@@ -86,7 +87,7 @@ struct tracker_server {
     uv_timer_t report;
     uint64_t armed_us;
     struct deadline_heap deadlines;
-    struct tracker_conn *first, *last, *dirty;
+    struct linked_list conns, dirty;
     uint8_t *receive_buffer; /* owned */
     size_t info_bytes;
     bool handles_open;
@@ -99,6 +100,11 @@ struct tracker_server {
     pthread_cond_t changed;
     enum server_state state; /* written by the loop's thread */
 };
+
+static inline struct tracker_conn *tracker_conn_in_conns(struct list_link *link)
+{
+    return LIST_HOLDER(link, struct tracker_conn, in_conns);
+}
 
 /* server_listen.c. Binds the first free port of the range. @param out  NULL: says only whether
  * there is one, without listening. */

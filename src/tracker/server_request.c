@@ -234,9 +234,11 @@ bool tracker_append_summary(struct tracker_server *server, struct bytes *out)
     if (queues.ok)
         scheduler_each_key(server->scheduler, add_key, &queues);
     infos.ok = queues.ok && tracker_append(out, "}, \"server_info\": [");
-    for (const struct tracker_conn *c = server->first; infos.ok && c != NULL; c = c->next)
+    for (struct list_link *l = server->conns.first; infos.ok && l != NULL; l = l->next) {
+        const struct tracker_conn *c = tracker_conn_in_conns(l);
         if (c->is_server)
             infos.ok = separate(&infos) && bytes_append(out, c->info, c->info_len);
+    }
     return infos.ok && tracker_append(out, "]}");
 }
 

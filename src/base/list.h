@@ -2,8 +2,8 @@
  * Doubly linked lists of things that hold their links themselves: one link for each list that a
  * thing may be in at the same time. One thread at a time.
  */
-#ifndef SKEP_TRACKER_LINKED_LIST_H
-#define SKEP_TRACKER_LINKED_LIST_H
+#ifndef SKEP_BASE_LIST_H
+#define SKEP_BASE_LIST_H
 
 #include <stddef.h>
 
