@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/mp.h"
 #include "net/pool.h"
+#include "node/answer.h"
 #include "node/udp_probe.h"
 
 enum {
@@ -91,11 +92,6 @@ static skep_status get_pool(struct dial_back *dial_back, struct pool **out, stru
     return rc;
 }
 
-static void refuse(struct server_call *call, const struct skep_error *err)
-{
-    server_call_reply(call, err, NULL, 0, NULL, 0);
-}
-
 static skep_status read_params(struct server_call *call, struct attempt *attempt,
                                struct skep_error *err)
 {
@@ -162,7 +158,6 @@ static void answer(const struct attempt *attempt)
     msgpack_sbuffer buffer;
     msgpack_packer pk;
     char text[ENDPOINT_TEXT_BYTES];
-    struct skep_error err;
     int bad;
 
     msgpack_sbuffer_init(&buffer);
@@ -180,13 +175,7 @@ static void answer(const struct attempt *attempt)
         bad |= mp_pack_str(&pk, "dht_reachable");
         bad |= attempt->dht == DHT_ANSWERS ? msgpack_pack_true(&pk) : msgpack_pack_false(&pk);
     }
-    if (bad != 0) {
-        error_no_memory(&err, "reply", buffer.size);
-        refuse(attempt->call, &err);
-    } else {
-        server_call_reply(attempt->call, NULL, (const uint8_t *)buffer.data, buffer.size, NULL, 0);
-    }
-    msgpack_sbuffer_destroy(&buffer);
+    answer_packed(attempt->call, &buffer, bad);
 }
 
 static void try_ended(struct attempt *attempt)
@@ -282,19 +271,19 @@ void dial_back_start(struct dial_back *dial_back, struct server_call *call)
 
     if (dial_back == NULL) {
         error_set(&err, SKEP_UNIMPLEMENTED, "dial_back: not offered by this node");
-        refuse(call, &err);
+        answer_refuse(call, &err);
         return;
     }
     attempt = mem_calloc(1, sizeof(*attempt));
     if (attempt == NULL) {
         error_no_memory(&err, "dial_back", sizeof(*attempt));
-        refuse(call, &err);
+        answer_refuse(call, &err);
         return;
     }
     attempt->dial_back = dial_back;
     attempt->call = call;
     if (start(attempt, &err) != SKEP_OK) {
-        refuse(call, &err);
+        answer_refuse(call, &err);
         mem_free(attempt);
     }
 }

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/mp.h"
+#include "node/answer.h"
 
 enum {
     HASH_BYTES = 32,
@@ -66,24 +67,6 @@ void leases_free(struct leases *l)
 
 /* ---- answers ---- */
 
-static void refuse(struct server_call *call, const struct skep_error *err)
-{
-    server_call_reply(call, err, NULL, 0, NULL, 0);
-}
-
-static void answer(struct server_call *call, msgpack_sbuffer *buffer, int bad)
-{
-    struct skep_error err;
-
-    if (bad != 0) {
-        error_no_memory(&err, "reply", buffer->size);
-        refuse(call, &err);
-    } else {
-        server_call_reply(call, NULL, (const uint8_t *)buffer->data, buffer->size, NULL, 0);
-    }
-    msgpack_sbuffer_destroy(buffer);
-}
-
 static void answer_lease(struct server_call *call, const uint8_t id[static LEASE_ID_BYTES],
                          uint64_t left_ms)
 {
@@ -97,7 +80,7 @@ static void answer_lease(struct server_call *call, const uint8_t id[static LEASE
     bad |= mp_pack_bin(&pk, id, LEASE_ID_BYTES);
     bad |= mp_pack_str(&pk, "duration_ms");
     bad |= msgpack_pack_uint64(&pk, left_ms);
-    answer(call, &buffer, bad);
+    answer_packed(call, &buffer, bad);
 }
 
 static void answer_reason(struct server_call *call, const char *reason)
@@ -110,7 +93,7 @@ static void answer_reason(struct server_call *call, const char *reason)
     int bad = msgpack_pack_map(&pk, 1);
     bad |= mp_pack_str(&pk, "reason");
     bad |= mp_pack_str(&pk, reason);
-    answer(call, &buffer, bad);
+    answer_packed(call, &buffer, bad);
 }
 
 static void say_farewell(const struct farewell *f)
@@ -340,7 +323,7 @@ static void begin(struct leases *l, struct server_call *call, const struct lease
     }
     pthread_mutex_unlock(&l->lock);
     if (rc != SKEP_OK) {
-        refuse(call, &err);
+        answer_refuse(call, &err);
         return;
     }
     peer_id_short(server_call_peer_id(call), holder);
@@ -376,7 +359,7 @@ static void go_on(struct leases *l, struct server_call *call, const struct lease
     }
     pthread_mutex_unlock(&l->lock);
     if (rc != SKEP_OK) {
-        refuse(call, &err);
+        answer_refuse(call, &err);
         return;
     }
     tell_changed(l);
@@ -395,15 +378,15 @@ void leases_call(struct leases *l, struct server_call *call)
     if (l == NULL) {
         error_set(&err, SKEP_UNIMPLEMENTED,
                   "lease: this node is not registered with a tracker, so it has no match key");
-        refuse(call, &err);
+        answer_refuse(call, &err);
         return;
     }
     params = mem_calloc(1, sizeof(*params));
     if (params == NULL) {
         error_no_memory(&err, "lease", sizeof(*params));
-        refuse(call, &err);
+        answer_refuse(call, &err);
     } else if (read_params(call, params, &err) != SKEP_OK) {
-        refuse(call, &err);
+        answer_refuse(call, &err);
     } else if (params->has_key) {
         begin(l, call, params);
     } else {

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/mp.h"
 #include "base/thread.h"
+#include "node/answer.h"
 
 enum {
     SWEEP_MS = 1000,
@@ -48,24 +49,6 @@ struct visit {
 };
 
 /* ---- answers ---- */
-
-static void refuse(struct server_call *call, const struct skep_error *err)
-{
-    server_call_reply(call, err, NULL, 0, NULL, 0);
-}
-
-static void answer(struct server_call *call, msgpack_sbuffer *buffer, int bad)
-{
-    struct skep_error err;
-
-    if (bad != 0) {
-        error_no_memory(&err, "reply", buffer->size);
-        refuse(call, &err);
-    } else {
-        server_call_reply(call, NULL, (const uint8_t *)buffer->data, buffer->size, NULL, 0);
-    }
-    msgpack_sbuffer_destroy(buffer);
-}
 
 static int pack_text(msgpack_packer *pk, const char *name, struct tracker_text text)
 {
@@ -169,7 +152,7 @@ static void ask(struct lending *l, struct server_call *call, const msgpack_objec
         rc = error_set(&err, SKEP_NOT_FOUND, "tracker.request: nothing is free that could be sent");
     }
     if (rc != SKEP_OK) {
-        refuse(call, &err);
+        answer_refuse(call, &err);
         return;
     }
     msgpack_sbuffer_init(&buffer);
@@ -178,7 +161,7 @@ static void ask(struct lending *l, struct server_call *call, const msgpack_objec
     bad |= pack_number(&pk, "port", resource.port);
     bad |= pack_text(&pk, "match_key", resource.match_key);
     bad |= pack_number(&pk, "taken", taken);
-    answer(call, &buffer, bad);
+    answer_packed(call, &buffer, bad);
 }
 
 static void settle(struct lending *l, struct server_call *call, uint64_t taken, bool used)
@@ -200,7 +183,7 @@ static void settle(struct lending *l, struct server_call *call, uint64_t taken, 
     }
     msgpack_sbuffer_init(&buffer);
     msgpack_packer_init(&pk, &buffer, msgpack_sbuffer_write);
-    answer(call, &buffer, msgpack_pack_map(&pk, 0));
+    answer_packed(call, &buffer, msgpack_pack_map(&pk, 0));
 }
 
 static void request(struct lending *l, struct server_call *call)
@@ -212,7 +195,7 @@ static void request(struct lending *l, struct server_call *call)
     bool used;
 
     if (mp_parse(&mp, params->data, params->len, "tracker.request: params", &err) != SKEP_OK)
-        refuse(call, &err);
+        answer_refuse(call, &err);
     else if (mp_u64(mp_get(mp.root, "taken"), &taken) && mp_bool(mp_get(mp.root, "used"), &used))
         settle(l, call, taken, used);
     else
@@ -272,7 +255,7 @@ static void summary(struct lending *l, struct server_call *call)
     bad |= mp_pack_str(&pk, "keys") | msgpack_pack_array(&pk, s.count);
     bad |= msgpack_sbuffer_write(&buffer, s.buffer.data, s.buffer.size);
     msgpack_sbuffer_destroy(&s.buffer);
-    answer(call, &buffer, bad);
+    answer_packed(call, &buffer, bad);
 }
 
 /* ---- to the loop ---- */
@@ -285,7 +268,7 @@ static void run_visit(struct loop_job *job)
 
     if (!l->timer_open) {
         error_set(&err, SKEP_UNAVAILABLE, "the tracker stops");
-        refuse(visit->call, &err);
+        answer_refuse(visit->call, &err);
     } else if (strcmp(server_call_headers(visit->call)->method, "tracker.summary") == 0) {
         summary(l, visit->call);
     } else {
@@ -305,7 +288,7 @@ static void post(struct lending *l, struct server_call *call)
 
     if (visit == NULL) {
         error_no_memory(&err, "tracker call", sizeof(*visit));
-        refuse(call, &err);
+        answer_refuse(call, &err);
         return;
     }
     *visit = (struct visit){.job.run = run_visit, .lending = l, .call = call};
@@ -319,7 +302,7 @@ static void post(struct lending *l, struct server_call *call)
     if (!closed)
         return;
     error_set(&err, SKEP_UNAVAILABLE, "the tracker stops");
-    refuse(call, &err);
+    answer_refuse(call, &err);
     mem_free(visit);
 }
 
@@ -330,7 +313,7 @@ static void dispatch(struct lending *l, struct server_call *call)
     if (l == NULL) {
         error_set(&err, SKEP_UNIMPLEMENTED, "%s: this node runs no tracker for others",
                   server_call_headers(call)->method);
-        refuse(call, &err);
+        answer_refuse(call, &err);
         return;
     }
     post(l, call);

@@ -1,6 +1,6 @@
 /* Results in msgpack: what info, stats and ping answer (docs/methods.md). */
-#include "base/error.h"
 #include "base/mp.h"
+#include "node/answer.h"
 #include "node/service.h"
 #include "wire/tensor_codec.h"
 
@@ -54,19 +54,6 @@ static void put_bool(struct report *r, const char *key, bool value)
     r->bad |= value ? msgpack_pack_true(&r->pk) : msgpack_pack_false(&r->pk);
 }
 
-static void send_report(struct report *r, struct server_call *call)
-{
-    struct skep_error err;
-
-    if (r->bad != 0) {
-        error_no_memory(&err, "reply", r->buffer.size);
-        server_call_reply(call, &err, NULL, 0, NULL, 0);
-    } else {
-        server_call_reply(call, NULL, (const uint8_t *)r->buffer.data, r->buffer.size, NULL, 0);
-    }
-    msgpack_sbuffer_destroy(&r->buffer);
-}
-
 static void put_specs(struct report *r, const char *key, const struct skep_tensor_spec *specs,
                       size_t count)
 {
@@ -113,7 +100,7 @@ void report_info(struct service *service, struct server_call *call, const struct
     put_double(&r, "examples_per_s", atomic_load(&hosted->examples_per_s));
     put_uint(&r, "queued_tasks", forward.queued_tasks + backward.queued_tasks);
     put_bool(&r, "stalled", atomic_load(&hosted->stalled));
-    send_report(&r, call);
+    answer_packed(call, &r.buffer, r.bad);
 }
 
 static void put_pool(struct report *r, const char *key, const struct skep_pool_stats *pool)
@@ -226,7 +213,7 @@ void report_stats(struct service *service, struct server_call *call)
     put_pool(&r, "backward", &s.backward);
     put_tracker(&r, &s.tracker);
     put_lease(&r, &s);
-    send_report(&r, call);
+    answer_packed(call, &r.buffer, r.bad);
 }
 
 void report_empty(struct server_call *call)
@@ -235,5 +222,5 @@ void report_empty(struct server_call *call)
 
     report_init(&r);
     put_map(&r, NULL, 0);
-    send_report(&r, call);
+    answer_packed(call, &r.buffer, r.bad);
 }
