@@ -69,6 +69,15 @@ static skep_status dial(const struct address *a, const struct tracker_peers_pati
     return rc;
 }
 
+/* After a call that has moved no byte, and set errno. */
+static skep_status wait_after(int fd, short events, const struct tracker_peers_patience *patience,
+                              struct skep_error *err)
+{
+    if (errno != EAGAIN && errno != EINTR)
+        return error_set(err, SKEP_UNAVAILABLE, "connection lost: %s", strerror(errno));
+    return wait_for(fd, events, patience, err);
+}
+
 static skep_status send_all(int fd, const uint8_t *data, size_t len,
                             const struct tracker_peers_patience *patience, struct skep_error *err)
 {
@@ -79,9 +88,7 @@ static skep_status send_all(int fd, const uint8_t *data, size_t len,
             len -= (size_t)n;
             continue;
         }
-        if (errno != EAGAIN && errno != EINTR)
-            return error_set(err, SKEP_UNAVAILABLE, "connection lost: %s", strerror(errno));
-        skep_status rc = wait_for(fd, POLLOUT, patience, err);
+        skep_status rc = wait_after(fd, POLLOUT, patience, err);
         if (rc != SKEP_OK)
             return rc;
     }
@@ -101,9 +108,7 @@ static skep_status receive(int fd, uint8_t *data, size_t len,
             len -= (size_t)n;
             continue;
         }
-        if (errno != EAGAIN && errno != EINTR)
-            return error_set(err, SKEP_UNAVAILABLE, "connection lost: %s", strerror(errno));
-        skep_status rc = wait_for(fd, POLLIN, patience, err);
+        skep_status rc = wait_after(fd, POLLIN, patience, err);
         if (rc != SKEP_OK)
             return rc;
     }

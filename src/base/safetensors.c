@@ -58,28 +58,10 @@ static skep_status bad_entry(const char *name, const char *why, struct skep_erro
 /* Refuses headers that would make jansson nest deeply or build far more than they are long. */
 static bool header_is_modest(const char *text, size_t len)
 {
-    size_t brackets = 0;
-    size_t depth = 0;
-    bool in_string = false;
+    struct text_brackets brackets = text_count_brackets(text, len);
 
-    for (size_t i = 0; i < len; i++) {
-        char c = text[i];
-        if (in_string) {
-            if (c == '\\')
-                i++;
-            else if (c == '"')
-                in_string = false;
-        } else if (c == '"') {
-            in_string = true;
-        } else if (c == '{' || c == '[') {
-            brackets++;
-            if (++depth > HEADER_MAX_DEPTH)
-                return false;
-        } else if ((c == '}' || c == ']') && depth-- == 0) {
-            return false;
-        }
-    }
-    return brackets <= 2 + len / HEADER_BYTES_PER_BRACKET;
+    return brackets.depth <= HEADER_MAX_DEPTH &&
+           brackets.opened <= 2 + len / HEADER_BYTES_PER_BRACKET;
 }
 
 static skep_status parse_header(const uint8_t *data, size_t len, json_t **root, size_t *data_start,

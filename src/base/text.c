@@ -115,3 +115,29 @@ const char *text_size(uint64_t bytes, bool up, char out[static TEXT_SIZE_BYTES])
     snprintf(out, TEXT_SIZE_BYTES, "%" PRIu64 " byte%s", bytes, text_plural(bytes));
     return out;
 }
+
+struct text_brackets text_count_brackets(const char *json, size_t len)
+{
+    struct text_brackets count = {0};
+    bool in_string = false;
+    size_t depth = 0;
+
+    for (size_t i = 0; i < len; i++) {
+        char c = json[i];
+        if (in_string) {
+            if (c == '\\')
+                i++;
+            else if (c == '"')
+                in_string = false;
+        } else if (c == '"') {
+            in_string = true;
+        } else if (c == '{' || c == '[') {
+            count.opened++;
+            if (++depth > count.depth)
+                count.depth = depth;
+        } else if (c == '}' || c == ']') {
+            depth -= depth > 0;
+        }
+    }
+    return count;
+}

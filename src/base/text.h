@@ -36,6 +36,14 @@ enum { TEXT_SIZE_BYTES = 32 };
  */
 const char *text_size(uint64_t bytes, bool up, char out[static TEXT_SIZE_BYTES]);
 
+/* The brackets of a JSON text, counted before anybody parses it: jansson goes as deep as they do,
+ * on the stack. Whether the text is JSON at all is left to the parser. */
+struct text_brackets {
+    size_t opened;
+    size_t depth; /* of the deepest */
+};
+struct text_brackets text_count_brackets(const char *json, size_t len);
+
 /* What makes a plural of a noun behind a number: "" for 1, else "s". */
 static inline const char *text_plural(uint64_t n)
 {

@@ -111,31 +111,6 @@ void tracker_input_free(struct tracker_input *in)
 
 /* ---- JSON ---- */
 
-/* Jansson goes as deep as the text does, on the stack: so the brackets are counted first. */
-static bool is_shallow(struct tracker_text message)
-{
-    bool in_string = false;
-    unsigned depth = 0;
-
-    for (size_t i = 0; i < message.len; i++) {
-        char c = message.data[i];
-        if (in_string) {
-            if (c == '\\')
-                i++;
-            else if (c == '"')
-                in_string = false;
-        } else if (c == '"') {
-            in_string = true;
-        } else if (c == '[' || c == '{') {
-            if (++depth > TRACKER_MAX_DEPTH)
-                return false;
-        } else if (c == ']' || c == '}') {
-            depth -= depth > 0;
-        }
-    }
-    return true;
-}
-
 static json_t *load(struct tracker_text message, bool int_as_real, enum json_error_code *code,
                     struct skep_error *err)
 {
@@ -144,7 +119,7 @@ static json_t *load(struct tracker_text message, bool int_as_real, enum json_err
     char quoted[TEXT_QUOTE_BYTES];
 
     *code = json_error_unknown;
-    if (!is_shallow(message)) {
+    if (text_count_brackets(message.data, message.len).depth > TRACKER_MAX_DEPTH) {
         error_set(err, SKEP_DATA_LOSS, "JSON nested deeper than %d", TRACKER_MAX_DEPTH);
         return NULL;
     }
