@@ -373,6 +373,9 @@ def case_metrics():
                       "requests_served": 1, "requests_undelivered": 0, "protocol_errors": 0}
             assert {name: event[name] for name in wanted} == wanted, event
             assert sum(event["waits"]) == 1 and len(event["waits"]) == 14, event
+            assert event["bytes_in"] > 0 and event["bytes_out"] > 0, event
+            for name in ("requests_federated", "records_published", "records_failed"):
+                assert (name in event) == (dht == ()), event
             first, second = event["by_key"]
             assert (first["key"], first["servers"], first["free"], first["pending"], first["puts"],
                     first["requests"], first["requests_served"], sum(first["waits"])) == (
@@ -401,6 +404,7 @@ def case_metrics_of_a_nodes_tracker():
         keys = event["tracker"]["by_key"]
         assert [(k["key"], k["servers"], k["free"], k["puts"]) for k in keys] == [("bees", 1, 1, 1)], keys
         assert event["tracker"]["servers"] == 1 and len(event["tracker"]["waits"]) == 14, event
+        assert event["tracker"]["bytes_in"] > 0 and "records_failed" in event["tracker"], event
         assert event["handshakes_evicted"] == 0, event
 
 

@@ -87,12 +87,40 @@ static void sizes_are_exact_or_near_and_never_0_for_something(void **state)
     }
 }
 
+static void brackets_of_json_are_counted_outside_strings(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *json;
+        size_t opened, depth;
+    } cases[] = {
+        {"", 0, 0},
+        {"7", 0, 0},
+        {"[]", 1, 1},
+        {"[[],{}]", 3, 2},
+        {"[{\"a\":[1]}]", 3, 3},
+        {"[\"[[{\"]", 1, 1},
+        {"[\"\\\"[\"]", 1, 1},
+        {"[\"\\\\\",[]]", 2, 2},
+        {"]]][", 1, 1},
+        {"[[[", 3, 3},
+        {"\"\\", 0, 0},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct text_brackets found = text_count_brackets(cases[i].json, strlen(cases[i].json));
+        if (found.opened != cases[i].opened || found.depth != cases[i].depth)
+            fail_msg("%s: %zu opened, %zu deep", cases[i].json, found.opened, found.depth);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(terminals_see_no_control_character),
         cmocka_unit_test(log_lines_are_tame),
         cmocka_unit_test(sizes_are_exact_or_near_and_never_0_for_something),
+        cmocka_unit_test(brackets_of_json_are_counted_outside_strings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
