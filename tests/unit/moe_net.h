@@ -305,9 +305,10 @@ static inline void fake_undertake(void *arg)
 
 /* ---- life */
 
-/* Starts a node that serves these experts, joined through `peer` (0: none). */
-static inline void fake_start(struct fake_node *node, uint16_t peer, struct fake_expert *experts,
-                              size_t count)
+/* Starts a node that serves these experts, joined through `peer` (0: none), and publishes the first
+ * of them. */
+static inline void fake_start_some(struct fake_node *node, uint16_t peer,
+                                   struct fake_expert *experts, size_t count, size_t published)
 {
     struct handler_expert list[FAKE_EXPERTS];
     struct skep_error err;
@@ -337,14 +338,20 @@ static inline void fake_start(struct fake_node *node, uint16_t peer, struct fake
     cutter_start(&node->cutter, handler.endpoints[0].port);
     handler.endpoints[0].port = node->cutter.port;
     assert_true(count <= FAKE_EXPERTS);
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0; i < published; i++)
         list[i] = (struct handler_expert){.uid = experts[i].uid, .cls = "fake"};
     if (peer != 0)
         assert_true(swarm_wait_joined(node->net.swarm, net_deadline()));
-    if (count > 0 && handler_new(&handler, list, count, &node->handler, &err) != SKEP_OK)
+    if (published > 0 && handler_new(&handler, list, published, &node->handler, &err) != SKEP_OK)
         fail_msg("handler: %s", err.message);
     assert_int_equal(thread_start(&node->undertaker, "test-undertaker", fake_undertake, node, NULL),
                      SKEP_OK);
+}
+
+static inline void fake_start(struct fake_node *node, uint16_t peer, struct fake_expert *experts,
+                              size_t count)
+{
+    fake_start_some(node, peer, experts, count, count);
 }
 
 static inline void fake_stop(struct fake_node *node)

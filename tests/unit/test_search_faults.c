@@ -40,8 +40,7 @@ static int start(void **state)
                  i / SIDE % SIDE, i % SIDE);
         experts[i].a = 1;
     }
-    fake_start(&node, 0, experts, EXPERTS);
-    node.expert_count = EXPERTS + SIDE;
+    fake_start_some(&node, 0, experts, EXPERTS + SIDE, EXPERTS);
     net_start(&peer, 0);
     return 0;
 }
