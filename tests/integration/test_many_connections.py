@@ -105,7 +105,7 @@ def case_two_thousand_callers():
                 kind, stream, payload = c.read_frame()
                 assert kind not in (wire.GOAWAY, wire.CANCEL), payload
                 ended = kind == wire.END
-        assert find(bootstrap.peer, "ffn.0.0")["ffn.0.0"]
+        until_found(bootstrap.peer, "ffn.0.0", node)
         for c in callers:
             c.close()
         assert node.stop() == 0, node.read_log()
