@@ -737,8 +737,11 @@ static void four_thousand_lookups_at_once_are_all_found(void **state)
 
     struct lookup_result *results = get_many(&nodes[NODES - 1], list, KEYS, 0);
     for (size_t i = 0; i < KEYS; i++)
-        missing += results[i].status != SKEP_OK ||
-                   results[i].providers[0].endpoints[0].port != (uint16_t)(1 + i);
+        if (results[i].status != SKEP_OK ||
+            results[i].providers[0].endpoints[0].port != (uint16_t)(1 + i)) {
+            missing++;
+            print_message("%s: %s\n", uids[i], skep_status_text(results[i].status));
+        }
     assert_int_equal(missing, 0);
     mem_free(results);
     mem_free(declarations);
