@@ -1,7 +1,8 @@
 /*
  * What a node publishes, and what it has told so far: one item per key, in the order in which they
  * are put: experts, prefixes (one record per proper prefix, in parts if it is very long), and the
- * node itself under two keys; when it withdraws, the experts last. Used by the handler's thread only.
+ * node itself under two keys; when it withdraws, the experts last. Used by the handler's thread
+ * only.
  */
 #ifndef SKEP_DHT_PUBLICATION_H
 #define SKEP_DHT_PUBLICATION_H

@@ -288,7 +288,7 @@ static void mixtures_follow_the_schema_as_answers_show_it(void **state)
 {
     struct scene s = {0};
     struct skep_moe_options options;
-    struct skep_moe *moe;
+    struct skep_moe *moe = NULL;
     struct skep_error err;
 
     (void)state;
@@ -325,7 +325,7 @@ static void mixtures_know_what_info_has_told(void **state)
 {
     struct scene s = {0};
     struct skep_moe_options options;
-    struct skep_moe *moe;
+    struct skep_moe *moe = NULL;
     struct skep_expert_info info;
     struct skep_error err;
 
