@@ -4,6 +4,8 @@
  *   WAITING -> ASKED -> answered at the first record that verifies -> LINGERING -> freed
  *              (for those who want all: when it is done, or a moment after the first record)
  *              ASKED -> came back empty -> PAUSED -> WAITING -> ASKED -> miss
+ *
+ * It is asked twice at most: first for short records (runner_get_short()), then by a plain get.
  */
 #include "dht/directory_internal.h"
 

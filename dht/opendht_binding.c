@@ -6,6 +6,12 @@
 #include <stdint.h>
 #include <string.h>
 
+#if __ELF_NATIVE_CLASS == 64
+#define SYMBOL_OF ELF64_R_SYM
+#else
+#define SYMBOL_OF ELF32_R_SYM
+#endif
+
 struct question {
     const char *symbol;
     const void *function;
@@ -63,7 +69,7 @@ static int look(struct dl_phdr_info *info, size_t size, void *arg)
     const struct calls c = calls_of(dynamic);
     for (size_t i = 0; i < c.count; i++) {
         const ElfW(Rela) *r = &c.relocations[i];
-        if (strcmp(c.names + c.symbols[ELF64_R_SYM(r->r_info)].st_name, q->symbol) != 0)
+        if (strcmp(c.names + c.symbols[SYMBOL_OF(r->r_info)].st_name, q->symbol) != 0)
             continue;
         const void *bound;
         memcpy(&bound, (const void *)(info->dlpi_addr + r->r_offset), sizeof(bound));
