@@ -130,9 +130,9 @@ def case_every_node_that_serves_an_expert_is_listed():
 
         def listed():
             return {p["endpoint"] for p in find(bootstrap.peer, "ffn.0.0")["ffn.0.0"]}
-        until(lambda: listed() == endpoints, 30, "all three are listed")
-        for _ in range(10):
-            assert listed() == endpoints, "one lookup lists some of them only"
+        # Nodes that are a moment old are still telling each other what they hold.
+        until(lambda: all(listed() == endpoints for _ in range(10)), 30,
+              "ten lookups in a row list all three")
 
 
 def case_an_expert_published_alone_is_there_for_who_comes_later():
