@@ -191,7 +191,7 @@ static bool answer_locally(struct directory *d, const char *uid, const uint8_t *
         return false;
     provider_set_expire(&e->found, d->wall_ms() / 1000);
     if (e->found.live > 0) {
-        if (flags & DIRECTORY_ALL && !e->whole)
+        if (flags & DIRECTORY_ALL && e->whole_until_us <= clock_mono_us())
             return false;
         result->status = SKEP_OK;
         result->provider_count =

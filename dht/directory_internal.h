@@ -46,6 +46,8 @@ enum {
      * between one round trip and a busy machine, these bound it. */
     GRACE_MIN_US = 20 * 1000,
     GRACE_MAX_US = 250 * 1000,
+    /* Then they count as all for so long, as a view of a prefix does: who comes is seen after. */
+    WHOLE_FRESH_US = 10 * 1000 * 1000,
     /* And as long as all that has come has failed before, of more than an answer has room for. */
     CROWD_WAIT_US = 3 * 1000 * 1000,
     /* A lookup that wants all records of a key ends so long after the first one. Whoever is alive

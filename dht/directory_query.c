@@ -180,13 +180,13 @@ static void answer_waiters(struct directory *d, struct query *q, skep_status sta
     }
 }
 
-/* What the cache has of this expert is all there is. */
+/* What the cache has of this expert is all there is, until others come. */
 static void note_whole(struct directory *d, const struct query *q)
 {
     struct cache_entry *e = q->own || q->collects ? NULL : lookup_cache_find(&d->cache, q->key);
 
     if (e != NULL && e->found.live > 0)
-        e->whole = true;
+        e->whole_until_us = clock_mono_us() + WHOLE_FRESH_US;
 }
 
 void query_answer(struct directory *d, struct query *q, skep_status status)

@@ -108,6 +108,6 @@ void lookup_cache_forget(struct lookup_cache *cache, const uint8_t peer_id[stati
         if (provider_set_seq(&e->found, peer_id) != 0) {
             /* If nobody is left, the next lookup asks anew. */
             provider_set_keep_answered(&e->found, placing);
-            e->whole = false;
+            e->whole_until_us = 0;
         }
 }

@@ -14,7 +14,7 @@
 struct cache_entry {
     uint8_t key[RECORD_KEY_BYTES];
     struct provider_set found; /* of an expert */
-    bool whole;                /* `found` are all, not only who answered first */
+    uint64_t whole_until_us;   /* until then `found` count as all, not only who answered first */
     struct prefix_view *view;  /* of a prefix; shared; NULL: none */
     uint64_t view_until_us;    /* it is taken for fresh */
     uint64_t miss_until_us;    /* asked, nobody serves it: do not ask again before this */

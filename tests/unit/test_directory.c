@@ -127,6 +127,26 @@ static void what_all_were_asked_for_is_remembered(void **state)
     net_stop_many(nodes, 3);
 }
 
+/* The records of those who were there live for minutes. */
+static void who_comes_later_is_listed_with_those_remembered(void **state)
+{
+    (void)state;
+    struct net_node nodes[3];
+    size_t listed = 0;
+
+    net_start_many(nodes, 3);
+    assert_int_equal(net_declare_expert(&nodes[1], "ffn.3", 7001, 300, false), SKEP_OK);
+    assert_int_equal(net_get_port(&nodes[2], "ffn.3", DIRECTORY_ALL), 7001);
+    assert_int_equal(net_declare_expert(&nodes[0], "ffn.3", 7000, 300, false), SKEP_OK);
+    assert_true(NET_UNTIL(({
+        struct lookup_result *r = net_get(&nodes[2], "ffn.3", DIRECTORY_ALL);
+        listed = r->provider_count;
+        mem_free(r);
+        listed == 2;
+    })));
+    net_stop_many(nodes, 3);
+}
+
 /* Two kinds of waiters on one lookup, each answered as it wants. */
 static void on_first(void *arg, const struct lookup_result *results, size_t count)
 {
@@ -880,6 +900,7 @@ int main(void)
         cmocka_unit_test(two_nodes_of_one_uid_are_both_found_freshest_first),
         cmocka_unit_test(all_nodes_of_a_uid_are_listed_for_who_wants_all),
         cmocka_unit_test(what_all_were_asked_for_is_remembered),
+        cmocka_unit_test(who_comes_later_is_listed_with_those_remembered),
         cmocka_unit_test(hasty_and_patient_callers_share_a_lookup),
         cmocka_unit_test(others_records_under_a_key_of_ours_are_not_refused),
         cmocka_unit_test(without_peers_nothing_blocks_and_a_late_joiner_finds_the_record),
