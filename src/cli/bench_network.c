@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -234,6 +235,7 @@ static void be_child(struct bench_process *process, const struct bench_network *
 
     if (c == NULL)
         _exit(1);
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* nothing of it is worth ending in order */
     signal(SIGINT, SIG_IGN); /* the terminal sends it to all; the end of `in` is the word for us */
     c->process = process;
     c->port = network->port;

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,6 +28,7 @@ static void become_node(int facts_fd, const char *const *arguments)
     for (int i = 0; i < MAX_ARGUMENTS && arguments[i] != NULL; i++)
         argv[n++] = arguments[i];
     argv[n++] = "--json";
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
     dup2(facts_fd, STDOUT_FILENO);
     execv("/proc/self/exe", (char *const *)argv);
     _exit(127);

@@ -11,10 +11,16 @@
 
 #include "base/clock.h"
 
-enum { EXIT_BY_SIGNAL = 128 }; /* shells add the signal's number */
+enum {
+    EXIT_BY_SIGNAL = 128, /* shells add the signal's number */
+    /* `timeout` signals its command and then the whole group: nobody means two by that. */
+    SAME_US = 200 * 1000,
+};
 
 static sem_t came; /* posted by the first signal */
 static atomic_int count;
+static atomic_int first_number;
+static atomic_ullong first_us; /* when the first one came */
 static void (*_Atomic stop_fn)(void *arg);
 static void *stop_arg; /* written before the handler is installed */
 
@@ -25,6 +31,13 @@ static void on_signal(int number)
     /* A closing terminal is told twice, by the shell and by the kernel. */
     if (number == SIGHUP && atomic_load(&count) > 0)
         return;
+    if (atomic_load(&count) > 0 && number == atomic_load(&first_number) &&
+        clock_mono_us() < atomic_load(&first_us) + SAME_US)
+        return;
+    if (atomic_load(&count) == 0) {
+        atomic_store(&first_number, number);
+        atomic_store(&first_us, clock_mono_us());
+    }
     if (atomic_fetch_add(&count, 1) > 0)
         _exit(EXIT_BY_SIGNAL + number);
     void (*stop)(void *) = atomic_load(&stop_fn);

@@ -18,7 +18,9 @@ enum {
     DEFAULT_TIMEOUT_MS = 30000,
     DEFAULT_MAX_IN_FLIGHT = 4096,
     MAX_CONNECTIONS = 1024,
-    CONNECT_TIMEOUT_MS = 5000,
+    /* Each: whoever needs more is passed over while others serve the same. */
+    CONNECT_TIMEOUT_MS = 3000,
+    HANDSHAKE_TIMEOUT_MS = 3000,
     CONNECTION_IDLE_MS = 60000,
     LEAVE_TIMEOUT_MS = 3000,
     /* A node alone behind a wildcard learns its address from its first peer, and publishes then. If
@@ -125,6 +127,7 @@ static skep_status open_pool(struct skep_client *client, const struct skep_clien
     };
 
     config.limits.message.max_message_bytes = options->max_message_bytes;
+    config.limits.handshake_timeout_ms = HANDSHAKE_TIMEOUT_MS;
     return pool_new(&config, &client->pool, err);
 }
 

@@ -54,6 +54,25 @@ static void second_signal_ends_the_process(void **state)
     assert_int_equal(WEXITSTATUS(status), 128 + SIGTERM);
 }
 
+/* As `timeout` sends it: to the process, and at once to its group. */
+static void a_signal_that_is_sent_twice_at_once_counts_once(void **state)
+{
+    (void)state;
+    int status = 0;
+    pid_t child = fork();
+
+    assert_true(child >= 0);
+    if (child == 0) {
+        signals_begin(NULL, NULL);
+        raise(SIGTERM);
+        raise(SIGTERM);
+        _exit(signals_wait(CLOCK_NEVER) ? 7 : 8);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 7);
+}
+
 static void ignored_hangup_stays_ignored(void **state)
 {
     (void)state;
@@ -72,6 +91,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(first_signal_calls_stop_and_ends_the_wait),
         cmocka_unit_test(second_signal_ends_the_process),
+        cmocka_unit_test(a_signal_that_is_sent_twice_at_once_counts_once),
         cmocka_unit_test(ignored_hangup_stays_ignored),
     };
     return cmocka_run_group_tests_name("signals", tests, NULL, NULL);
