@@ -34,7 +34,7 @@ static const struct option_spec specs[] = {
      .placeholder = "HEX",
      .help =
          "32 hex digits that name this backward pass: given again with the same --identity, input "
-         "and gradients, it is not done twice"},
+         "and gradients to the same --endpoint, it is not done twice"},
     {.name = "endpoint",
      .kind = OPTION_ENDPOINT,
      .help = "call the node at this address instead of looking the expert up"},
@@ -148,6 +148,10 @@ static int check_usage(const struct options *o)
         (strlen(request_id) != 2 * sizeof(id) || !hex_decode(id, sizeof(id), request_id)))
         return cli_usage_error(table.command, "--request-id %s: expected 32 hex digits",
                                request_id);
+    if (request_id != NULL && options_endpoint(o, "endpoint") == NULL)
+        return cli_usage_error(table.command,
+                               "--request-id needs --endpoint: another node that serves the expert "
+                               "would do the same once more");
     return check_idle(o);
 }
 

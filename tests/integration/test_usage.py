@@ -101,6 +101,9 @@ def case_contradictions_of_call():
             "y.npy", "--grad", "z", "--request-id", "00" * 16)
     refused(2, "32 hex digits", "call", "ffn.0", *peers, "--input", "x", "--output", "y.npy",
             "--grad", "z", "--request-id", "xyz", "--identity", "never-made.key")
+    refused(2, ["--request-id needs --endpoint", "another node"], "call", "ffn.0", *peers,
+            "--input", "x", "--output", "y.npy", "--grad", "z", "--request-id", "00" * 16,
+            "--identity", "never-made.key")
     refused(2, "--initial-peers is needed", "call", "ffn.0")
     refused(2, "--initial-peers is needed", "find", "ffn.0")
     refused(2, ['prefix "ffn."', "alone"], "find", "ffn.", "ffn.0.0", *peers)
