@@ -182,8 +182,10 @@ def damage(path, how):
         elif how == "foreign":
             file.write(b"\x50\x4b\x03\x04 a zip file, as torch.save makes them")
         else:
-            file.seek(os.path.getsize(path) - 100)
-            file.write(b"\x55")
+            file.seek(-100, os.SEEK_END)
+            byte = file.read(1)[0]
+            file.seek(-100, os.SEEK_END)
+            file.write(bytes([byte ^ 0x55]))
 
 
 def case_the_one_before_a_damaged_one_is_used():
