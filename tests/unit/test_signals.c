@@ -33,44 +33,50 @@ static void first_signal_calls_stop_and_ends_the_wait(void **state)
     }
 }
 
-static void second_signal_ends_the_process(void **state)
+/* Of a process of its own that runs this. */
+static int exit_code_of(void (*run)(void))
 {
-    (void)state;
     int status = 0;
     pid_t child = fork();
 
     assert_true(child >= 0);
-    if (child == 0) {
-        signals_begin(NULL, NULL);
-        raise(SIGINT);
-        signals_wait(CLOCK_NEVER);
-        signals_end();
-        raise(SIGHUP); /* the one that does not */
-        raise(SIGTERM);
-        _exit(0); /* not reached */
-    }
+    if (child == 0)
+        run();
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status));
-    assert_int_equal(WEXITSTATUS(status), 128 + SIGTERM);
+    return WEXITSTATUS(status);
+}
+
+static void raise_two(void)
+{
+    signals_begin(NULL, NULL);
+    raise(SIGINT);
+    signals_wait(CLOCK_NEVER);
+    signals_end();
+    raise(SIGHUP); /* the one that does not */
+    raise(SIGTERM);
+    _exit(0); /* not reached */
+}
+
+static void second_signal_ends_the_process(void **state)
+{
+    (void)state;
+    assert_int_equal(exit_code_of(raise_two), 128 + SIGTERM);
+}
+
+static void raise_one_twice(void)
+{
+    signals_begin(NULL, NULL);
+    raise(SIGTERM);
+    raise(SIGTERM);
+    _exit(signals_wait(CLOCK_NEVER) ? 7 : 8);
 }
 
 /* As `timeout` sends it: to the process, and at once to its group. */
 static void a_signal_that_is_sent_twice_at_once_counts_once(void **state)
 {
     (void)state;
-    int status = 0;
-    pid_t child = fork();
-
-    assert_true(child >= 0);
-    if (child == 0) {
-        signals_begin(NULL, NULL);
-        raise(SIGTERM);
-        raise(SIGTERM);
-        _exit(signals_wait(CLOCK_NEVER) ? 7 : 8);
-    }
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_true(WIFEXITED(status));
-    assert_int_equal(WEXITSTATUS(status), 7);
+    assert_int_equal(exit_code_of(raise_one_twice), 7);
 }
 
 static void ignored_hangup_stays_ignored(void **state)
