@@ -6,43 +6,22 @@ import os
 import signal
 import socket
 import statistics
-import subprocess
 
-from swarm import GOLDEN, PATIENCE, Swarm, main, until
+from swarm import PATIENCE, Swarm, main, until
+from trainer import Trainer
 
-DIGITS = os.environ["SKEP_DIGITS"]
 UIDS = ["digits.0.0", "digits.0.1"]
 LONG_S = 3600  # nobody waits so long
 # Sooner than a node that hangs is given up by itself: what ends before was ended by the signal.
 SOON_S = 25
 
 
-class Trainer:
-    """A running example that is to be interrupted."""
+class LongTrainer(Trainer):
+    """Trains until it is told to stop."""
 
     def __init__(self, swarm, peer, *arguments):
-        self.output_path = swarm.path("trainer.log")
-        self.progress_path = swarm.path("progress.json")
-        with open(self.output_path, "wb") as output:
-            self.popen = subprocess.Popen(
-                [DIGITS, "--initial-peers", peer, "--expert-pattern", "digits.[0:1].[0:2]",
-                 "--data", os.path.join(GOLDEN, "digits.safetensors"), "--epochs", "1000000",
-                 "--timeout", str(LONG_S), "--progress", self.progress_path, *arguments],
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, value, traceback):
-        if self.popen.poll() is None:
-            self.popen.kill()
-        self.popen.wait()
-        if kind is not None:
-            print("---- trainer\n" + self.output()[-4000:])
-
-    def output(self):
-        with open(self.output_path, errors="replace") as file:
-            return file.read()
+        super().__init__(swarm, peer, "digits.[0:1].[0:2]", LONG_S, "--epochs", "1000000",
+                         *arguments)
 
     def trains(self):
         return os.path.exists(self.progress_path) and os.path.getsize(self.progress_path) > 0
@@ -61,7 +40,7 @@ def case_while_it_joins():
         with Swarm() as swarm, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
             silent.bind(("127.0.0.1", 0))
             silent.settimeout(30 * PATIENCE)
-            with Trainer(swarm, "127.0.0.1:%d" % silent.getsockname()[1], *extra) as trainer:
+            with LongTrainer(swarm, "127.0.0.1:%d" % silent.getsockname()[1], *extra) as trainer:
                 silent.recv(2048)  # it asks to join
                 said = trainer.interrupt(number)
             assert "answered" not in said, said
@@ -71,7 +50,7 @@ def while_its_node_hangs(number, *extra):
     with Swarm() as swarm:
         bootstrap = swarm.bootstrap()
         node = swarm.node("node", UIDS, [bootstrap.peer], cls="ffn", hidden=64)
-        with Trainer(swarm, bootstrap.peer, *extra) as trainer:
+        with LongTrainer(swarm, bootstrap.peer, *extra) as trainer:
             until(trainer.trains, 60, "an epoch has passed")
             node.send(signal.SIGSTOP)
             trainer.interrupt(number)
@@ -91,7 +70,7 @@ def train_with(precision):
         bootstrap = swarm.bootstrap()
         swarm.node("node", UIDS, [bootstrap.peer], "--precision", precision, "--seed", "1",
                    cls="ffn", hidden=64)
-        with Trainer(swarm, bootstrap.peer, "--epochs", "10", "--target", "0") as trainer:
+        with LongTrainer(swarm, bootstrap.peer, "--epochs", "10", "--target", "0") as trainer:
             assert trainer.popen.wait(120 * PATIENCE) == 0, trainer.output()
             with open(trainer.progress_path) as file:
                 epochs = [json.loads(line) for line in file]

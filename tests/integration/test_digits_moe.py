@@ -1,13 +1,11 @@
 """The example trainer with --moe over three nodes of which some fail: training goes on."""
 
 import json
-import os
 import signal
-import subprocess
 
-from swarm import GOLDEN, PATIENCE, Swarm, call, main, until
+from swarm import PATIENCE, Swarm, call, main, until
+from trainer import Trainer
 
-DIGITS = os.environ["SKEP_DIGITS"]
 PATTERN = "digits.[0:4].[0:4]"
 TIMEOUT_S = 5 * PATIENCE  # of a pass
 UIDS = ["digits.%d.%d" % (i, k) for i in range(4) for k in range(4)]
@@ -16,32 +14,11 @@ SHARES = [UIDS[:6], UIDS[6:11], UIDS[11:]]
 RATE = ("--learning-rate", "3e-4")
 
 
-class Trainer:
-    """A running example, and the lines it has written for its epochs."""
+class MoeTrainer(Trainer):
+    """One with --moe, and the lines it has written for its epochs."""
 
     def __init__(self, swarm, peer, *arguments):
-        self.progress_path = swarm.path("progress.json")
-        self.output_path = swarm.path("trainer.log")
-        with open(self.output_path, "wb") as output:
-            self.popen = subprocess.Popen(
-                [DIGITS, "--initial-peers", peer, "--expert-pattern", PATTERN, "--moe",
-                 "--data", os.path.join(GOLDEN, "digits.safetensors"), "--timeout", str(TIMEOUT_S),
-                 "--progress", self.progress_path, *arguments],
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, value, traceback):
-        if self.popen.poll() is None:
-            self.popen.kill()
-        self.popen.wait()
-        if kind is not None:
-            print("---- trainer\n" + self.output()[-4000:])
-
-    def output(self):
-        with open(self.output_path, errors="replace") as file:
-            return file.read()
+        super().__init__(swarm, peer, PATTERN, TIMEOUT_S, "--moe", *arguments)
 
     def epochs(self):
         try:
@@ -89,7 +66,7 @@ def train_through_a_failure(number):
     """Ten epochs, halfway a signal for one node; what the trainer says of all epochs."""
     with Swarm() as swarm:
         bootstrap, nodes = start_nodes(swarm)
-        with Trainer(swarm, bootstrap.peer, "--epochs", "10") as trainer:
+        with MoeTrainer(swarm, bootstrap.peer, "--epochs", "10") as trainer:
             trainer.until(lambda e: e["epoch"] >= 5, 60, "half of the epochs")
             nodes[1].send(number)
             trainer.wait(0)  # at least 96% of the test set
@@ -124,7 +101,7 @@ def case_every_node_is_replaced():
     """First one, while the others serve; then all at once, so that for a while nobody is there."""
     with Swarm() as swarm:
         bootstrap, nodes = start_nodes(swarm)
-        with Trainer(swarm, bootstrap.peer, "--epochs", "1000000") as trainer:
+        with MoeTrainer(swarm, bootstrap.peer, "--epochs", "1000000") as trainer:
             before = trainer.until(lambda e: e["epoch"] >= 2, 60, "two epochs")
             for round_number, gone in enumerate(([0], [0, 1, 2])):
                 for i in gone:
@@ -154,7 +131,7 @@ def case_a_node_that_comes_back_is_asked_again():
         nodes[0].stop()
         nodes[0] = swarm.node("first", SHARES[0], [bootstrap.peer], *RATE, *identity, cls="ffn",
                               hidden=64)
-        with Trainer(swarm, bootstrap.peer, "--epochs", "1000000") as trainer:
+        with MoeTrainer(swarm, bootstrap.peer, "--epochs", "1000000") as trainer:
             trainer.until(lambda e: e["epoch"] >= 2, 60, "two epochs")
             nodes[0].kill()
             trainer.until(lambda e: e["failing"] > 0, 60, "its experts fail")
