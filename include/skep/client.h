@@ -232,7 +232,9 @@ struct skep_call_options {
  *         SKEP_RESOURCE_EXHAUSTED: queues are full, try again after err->retry_after_ms;
  *         SKEP_DEADLINE_EXCEEDED; SKEP_CANCELLED: the client was freed; or what the expert
  * answered. A node that cannot be reached, is lost or too busy is replaced by the next that serves
- * the UID, within the timeout.
+ * the UID, within the timeout. So is one that finds fault with the request, as it may be that node
+ * which serves something else under the UID: when three have, or all there are, the first one's
+ * sentence is the error, with its endpoint.
  */
 SKEP_API SKEP_MUST_CHECK skep_status skep_remote_expert_forward(
     struct skep_remote_expert *expert, const DLTensor *const *inputs, size_t count,

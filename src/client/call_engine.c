@@ -80,6 +80,10 @@ static void settle_failed(struct skep_call *call, skep_status status, const char
 
 static void settle_out_of_time(struct skep_call *call)
 {
+    if (call->refusals > 0) {
+        settle(call, &call->refusal);
+        return;
+    }
     if (call->last_error.status == SKEP_OK) {
         settle_failed(call, SKEP_DEADLINE_EXCEEDED, "no node answered in time");
         return;
@@ -90,7 +94,9 @@ static void settle_out_of_time(struct skep_call *call)
 
 static void settle_unanswered(struct skep_call *call)
 {
-    if (call->last_error.status != SKEP_OK)
+    if (call->refusals > 0) /* others could only not be reached */
+        settle(call, &call->refusal);
+    else if (call->last_error.status != SKEP_OK)
         settle(call, &call->last_error);
     else
         settle_failed(call, SKEP_UNAVAILABLE, "no node that serves it is known");
@@ -146,6 +152,7 @@ enum outcome {
 struct verdict {
     enum outcome outcome;
     bool sent;
+    bool taken; /* a good one: it is the call's */
     bool of_crowd;
     uint64_t at_least_us; /* unless good: what the node needs; 0: unknown */
     /* Of a good one, where the node chose it: how the tensors came; DEFAULT: they do not tell. */
@@ -222,6 +229,18 @@ static void note_failure(struct skep_call *call, const uint8_t *peer_id, struct 
         avoid_expert_was_full(avoid, peer_id, uid);
 }
 
+/* With the client's lock held. */
+static void note_good(struct skep_call *call, const uint8_t *peer_id, bool taken)
+{
+    struct avoid *avoid = &call->client->avoid;
+    const char *uid = call->expert->uid;
+
+    avoid_succeeded(avoid, peer_id, uid, call->failures_before);
+    /* Who finds fault with what others do is not who to ask first. */
+    for (size_t i = 0; taken && i < call->refusals; i++)
+        avoid_expert_failed(avoid, call->refused_by[i], uid);
+}
+
 static void note_ended(struct skep_call *call, const struct provider *provider, struct verdict v,
                        uint64_t took_us)
 {
@@ -234,7 +253,7 @@ static void note_ended(struct skep_call *call, const struct provider *provider, 
     pthread_mutex_lock(&client->lock);
     if (v.outcome == OUTCOME_GOOD) {
         if (!call->judged_by_caller)
-            avoid_succeeded(&client->avoid, peer_id, call->expert->uid, call->failures_before);
+            note_good(call, peer_id, v.taken);
         pace_answered(&client->pace, key, took_us);
         if (v.compression != SKEP_COMPRESSION_DEFAULT)
             recommended_learn(&client->recommended, peer_id, call->expert->uid,
@@ -276,12 +295,39 @@ static bool take_answer(struct skep_call *call, const struct call_attempt *attem
     return true;
 }
 
+/* Whether an error answer leaves open if the request was worked on. */
+static bool may_have_begun(skep_status status)
+{
+    return status == SKEP_INTERNAL || status == SKEP_DATA_LOSS || status == SKEP_CANCELLED;
+}
+
+/* A node has found fault with the request. The fault may be the node's, which serves something else
+ * under the same name; so a few others are heard. With the lock held. */
+static void take_blame(struct skep_call *call, const uint8_t *peer_id)
+{
+    skep_status status = call->last_error.status;
+
+    if (call->settled || call->refusals == CALL_REFUSALS)
+        return;
+    if (call->refusals == 0)
+        call->refusal = call->last_error;
+    memcpy(call->refused_by[call->refusals++], peer_id, PEER_ID_BYTES);
+    call->no_more = call->no_more || call->refusals == CALL_REFUSALS ||
+                    status == SKEP_DEADLINE_EXCEEDED ||
+                    (call->changes_weights && may_have_begun(status));
+}
+
 /* A node has answered that it does not do it. With the lock held. */
-static struct verdict take_refusal(struct skep_call *call, const struct reply_headers *reply)
+static struct verdict take_refusal(struct skep_call *call, const struct call_attempt *attempt,
+                                   const struct reply_headers *reply)
 {
     struct verdict v = {.outcome = OUTCOME_FAULTY, .sent = true};
+    const struct provider *provider = &call->candidates.items[attempt->candidate];
+    char endpoint[ENDPOINT_TEXT_BYTES];
 
     error_set(&call->last_error, reply->status, "%s", reply->message);
+    if (!call->expert->fixed) /* the caller does not know whom it was that was asked */
+        error_prefix(&call->last_error, "%s", endpoint_format(&provider->endpoints[0], endpoint));
     call->last_error.retry_after_ms = reply->retry_after_ms;
     switch (reply->status) {
     case SKEP_RESOURCE_EXHAUSTED:
@@ -293,7 +339,7 @@ static struct verdict take_refusal(struct skep_call *call, const struct reply_he
         v.outcome = OUTCOME_GONE;
         break;
     default:
-        call->no_more = true; /* another node would say the same */
+        take_blame(call, provider->peer_id);
         break;
     }
     return v;
@@ -354,7 +400,6 @@ static void pool_done(void *arg, const struct reply_headers *reply, DLManagedTen
     struct skep_call *call = attempt->call;
     struct verdict v = {.outcome = OUTCOME_GOOD};
     struct provider provider;
-    bool taken = false;
 
     pthread_mutex_lock(&call->lock);
     call_ref(call); /* once the attempt is closed, others may finish the call */
@@ -363,16 +408,16 @@ static void pool_done(void *arg, const struct reply_headers *reply, DLManagedTen
     uint64_t took_us = clock_mono_us() - attempt->sent_us;
     provider = call->candidates.items[attempt->candidate];
     if (reply != NULL && reply->status == SKEP_OK) {
-        taken = take_answer(call, attempt, reply, tensors);
+        v.taken = take_answer(call, attempt, reply, tensors);
         v.compression = recommended_by(call, reply);
     } else if (reply != NULL) {
-        v = take_refusal(call, reply);
+        v = take_refusal(call, attempt, reply);
     } else {
         v = take_failure(call, attempt, sent, err, took_us);
     }
     v.of_crowd = call_is_crowd(call);
     pthread_mutex_unlock(&call->lock);
-    for (size_t i = 0; reply != NULL && !taken && i < reply->tensor_count; i++)
+    for (size_t i = 0; reply != NULL && !v.taken && i < reply->tensor_count; i++)
         skep_tensor_free(tensors[i]);
     note_ended(call, &provider, v, took_us);
     call_advance(call);
@@ -495,7 +540,8 @@ static bool look_up(struct skep_call *call, unsigned flags, bool alone)
 
 static bool may_look_up(struct skep_call *call, bool for_hedge)
 {
-    if (!call_has_directory(call) || (for_hedge && call->hedge_looked_up) ||
+    if (!call_has_directory(call) || (call->refusals > 0 && call->lookups > 0) ||
+        (for_hedge && call->hedge_looked_up) ||
         (!for_hedge && (call->barren == LOOKUP_ROUNDS || call->lookups == LOOKUP_MOST_ROUNDS)))
         return false;
     call->hedge_looked_up = call->hedge_looked_up || for_hedge;

@@ -7,7 +7,10 @@
 
 #include "client/client_internal.h"
 
-enum { CALL_ATTEMPTS = 2 }; /* a node that is asked, and one that is asked as well */
+enum {
+    CALL_ATTEMPTS = 2, /* a node that is asked, and one that is asked as well */
+    CALL_REFUSALS = 3, /* so many nodes that find fault with a request are right about it */
+};
 
 /* The call at one node. All but `call` is guarded by the call's lock. */
 struct call_attempt {
@@ -52,6 +55,10 @@ struct skep_call {
     bool looking_up;
     bool no_more;                 /* nobody else is to be asked: last_error is the last word */
     struct skep_error last_error; /* of attempts */
+    /* What the first node said that found fault with the request, and who all did. */
+    struct skep_error refusal;
+    uint8_t refused_by[CALL_REFUSALS][PEER_ID_BYTES];
+    size_t refusals; /* no more once it is settled */
     bool cancelled;
     bool settled; /* error and outputs are what they will be */
     bool finishing;

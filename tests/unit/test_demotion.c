@@ -76,7 +76,7 @@ static void trap_stop(struct trap *trap)
 
 /* --- nodes and calls ----------------------------------------------------------------------- */
 
-static struct skep_node *start_node(const char *peer, const char *announce)
+static struct skep_node *start_node(const char *peer, const char *announce, uint32_t hidden_dim)
 {
     struct skep_node_options options;
     struct skep_expert_options expert;
@@ -90,7 +90,7 @@ static struct skep_node *start_node(const char *peer, const char *announce)
     options.initial_peer_count = peer != NULL ? 1 : 0;
     skep_expert_options_init(&expert);
     expert.cls = "nop";
-    expert.hidden_dim = HIDDEN;
+    expert.hidden_dim = hidden_dim;
     skep_status rc = skep_node_new(&options, &node, &err);
     if (rc == SKEP_OK)
         rc = skep_node_add_expert(node, "t.1", &expert, &err);
@@ -120,39 +120,55 @@ static struct skep_remote_expert *find_both(struct skep_client *client)
     }
 }
 
-static void forward(struct skep_remote_expert *expert)
+static skep_status try_forward(struct skep_remote_expert *expert, int64_t width,
+                               struct skep_error *err)
 {
-    const int64_t shape[2] = {1, HIDDEN};
+    const int64_t shape[2] = {1, width};
     DLManagedTensor *x;
     DLManagedTensor *y;
     struct skep_call_options options = {.timeout_ms = TIMEOUT_MS};
-    struct skep_error err;
     size_t count = 0;
 
     assert_int_equal(skep_tensor_new(DTYPE_F32, 2, shape, &x, NULL), SKEP_OK);
-    memset(skep_tensor_data(&x->dl_tensor), 0, HIDDEN * sizeof(float));
+    memset(skep_tensor_data(&x->dl_tensor), 0, (size_t)width * sizeof(float));
     const DLTensor *inputs[1] = {&x->dl_tensor};
-    if (skep_remote_expert_forward(expert, inputs, 1, &options, &y, 1, &count, &err) != SKEP_OK)
-        fail_msg("forward: %s", err.message);
-    skep_tensor_free(y);
+    skep_status rc = skep_remote_expert_forward(expert, inputs, 1, &options, &y, 1, &count, err);
+    if (rc == SKEP_OK)
+        skep_tensor_free(y);
     skep_tensor_free(x);
+    return rc;
+}
+
+static void forward(struct skep_remote_expert *expert)
+{
+    struct skep_error err;
+
+    if (try_forward(expert, HIDDEN, &err) != SKEP_OK)
+        fail_msg("forward: %s", err.message);
+}
+
+static struct skep_client *start_client(const char *peer)
+{
+    struct skep_client_options options;
+    struct skep_client *client;
+
+    skep_client_options_init(&options);
+    options.initial_peers = &peer;
+    options.initial_peer_count = 1;
+    assert_int_equal(skep_client_new(&options, &client, NULL), SKEP_OK);
+    return client;
 }
 
 static void asked_last(bool silent)
 {
     struct trap trap;
     char announce[ENDPOINT_TEXT_BYTES];
-    struct skep_client_options options;
-    struct skep_client *client;
 
     trap_start(&trap, silent);
-    struct skep_node *good = start_node(NULL, NULL);
+    struct skep_node *good = start_node(NULL, NULL, HIDDEN);
     const char *peer = skep_node_initial_peer(good);
-    struct skep_node *bad = start_node(peer, endpoint_format(&trap.endpoint, announce));
-    skep_client_options_init(&options);
-    options.initial_peers = &peer;
-    options.initial_peer_count = 1;
-    assert_int_equal(skep_client_new(&options, &client, NULL), SKEP_OK);
+    struct skep_node *bad = start_node(peer, endpoint_format(&trap.endpoint, announce), HIDDEN);
+    struct skep_client *client = start_client(peer);
     struct skep_remote_expert *expert = find_both(client);
 
     /* The node's own check of its reachability may knock too: it has nothing to do with this. */
@@ -185,11 +201,54 @@ static void an_endpoint_that_says_nothing_is_asked_last(void **state)
     asked_last(true);
 }
 
+static uint64_t refused_by(struct skep_node *node)
+{
+    struct skep_node_stats stats;
+
+    skep_node_stats(node, &stats);
+    return stats.calls_refused;
+}
+
+/* A node that serves something else under the same name: calls are answered by the other one, and
+ * the caller's own mistakes are still told, with who says so. */
+static void who_finds_fault_with_what_others_do_is_asked_last(void **state)
+{
+    struct skep_error err;
+    bool told = false;
+    (void)state;
+
+    struct skep_node *good = start_node(NULL, NULL, HIDDEN);
+    const char *peer = skep_node_initial_peer(good);
+    struct skep_node *other = start_node(peer, NULL, 2 * HIDDEN);
+    struct skep_client *client = start_client(peer);
+    struct skep_remote_expert *expert = find_both(client);
+    uint64_t deadline = clock_deadline_us(TIMEOUT_MS);
+
+    while (refused_by(other) == 0 && clock_mono_us() < deadline)
+        forward(expert);
+    uint64_t before = refused_by(other);
+    assert_true(before > 0);
+    for (int i = 0; i < CALLS; i++)
+        forward(expert);
+    assert_true(refused_by(other) - before <= CALLS / 4);
+
+    assert_int_equal(try_forward(expert, 3 * HIDDEN, &err), SKEP_INVALID_ARGUMENT);
+    for (int i = 0; i < 2; i++)
+        told = told || strstr(err.message, skep_node_endpoint(i == 0 ? good : other)) != NULL;
+    if (!told)
+        fail_msg("nobody is named: %s", err.message);
+    skep_remote_expert_free(expert);
+    skep_client_free(client);
+    skep_node_free(other);
+    skep_node_free(good);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_endpoint_that_failed_is_asked_last),
         cmocka_unit_test(an_endpoint_that_says_nothing_is_asked_last),
+        cmocka_unit_test(who_finds_fault_with_what_others_do_is_asked_last),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
