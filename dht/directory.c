@@ -105,17 +105,16 @@ void directory_saw_own(struct directory *d, uint64_t seq)
 {
     static struct log_gate gate;
     unsigned long suppressed;
+    uint64_t now_us = clock_mono_us();
+    enum own_seq kind = own_seqs_saw(&d->own_seqs, seq, now_us);
 
-    if (seq <= d->last_seq)
-        return;
-    d->last_seq = seq;
-    d->own_ms = (int64_t)seq;
-    d->own_mono_us = clock_mono_us();
-    /* The first time it is what an earlier run of ours left behind, dated by a clock ahead of ours.
-     * Newer ones after that come from somebody who is running now. */
-    if (d->issued_seq > 0 && ++d->own_raised > 1 &&
+    if (kind == OWN_SEQ_NEWER || kind == OWN_SEQ_NEWER_FOREIGN) {
+        d->own_ms = (int64_t)seq;
+        d->own_mono_us = now_us;
+    }
+    if ((kind == OWN_SEQ_FOREIGN || kind == OWN_SEQ_NEWER_FOREIGN) &&
         log_gate_open(&gate, OWN_RECORD_LOG_MS, &suppressed))
-        log_warn("directory: records newer than ours appear under our own identity: is another "
+        log_warn("directory: records that are not ours appear under our own identity: is another "
                  "node running with a copy of the key file?");
 }
 

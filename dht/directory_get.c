@@ -178,7 +178,7 @@ static bool answer_locally(struct directory *d, const char *uid, const uint8_t *
         result->status = SKEP_OK;
         result->provider_count = 1;
         result->providers[0] = local->provider;
-        result->providers[0].seq = d->last_seq;
+        result->providers[0].seq = d->own_seqs.last;
         return true;
     }
     if (!(flags & DIRECTORY_FRESH) && watches_get(d, uid, result))

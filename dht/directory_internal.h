@@ -25,6 +25,7 @@
 #include "dht/directory_collect.h"
 #include "dht/inbox.h"
 #include "dht/lookup_cache.h"
+#include "dht/own_seqs.h"
 
 enum {
     /* Pacing. A get or put holds a slot until it has an answer, or this long: with dead nodes near
@@ -202,11 +203,9 @@ struct directory {
     struct ask *oldest_ask, *newest_ask; /* given to OpenDHT, "done" not seen */
     unsigned outstanding;
 
-    uint64_t last_seq;    /* given out or seen of our own */
-    uint64_t issued_seq;  /* the highest given out */
+    struct own_seqs own_seqs;
     int64_t own_ms;       /* date of our newest record seen in the DHT; 0: none */
     uint64_t own_mono_us; /* when it was seen */
-    unsigned own_raised;  /* times a record of ours was newer than what we gave out */
     struct directory_stats stats;
 
     pthread_mutex_t watch_lock; /* guards watches */

@@ -181,17 +181,6 @@ void batches_run_done(struct directory *d)
 
 /* ---- what callers call ---- */
 
-/* The next sequence number: the clock in ms, and always more than any before. */
-static uint64_t next_seq(struct directory *d)
-{
-    int64_t now = directory_clock(d);
-    uint64_t seq = now > 0 && (uint64_t)now > d->last_seq ? (uint64_t)now : d->last_seq + 1;
-
-    d->last_seq = seq;
-    d->issued_seq = seq;
-    return seq;
-}
-
 /* The shortest type that keeps a record until it expires. */
 static unsigned type_of(int64_t expires_at, int64_t now_s)
 {
@@ -213,7 +202,7 @@ static void encode_all(struct directory *d, struct put_batch *b)
 
         memcpy(decl->record->peer_id, d->identity->peer_id, PEER_ID_BYTES);
         pthread_mutex_lock(&d->lock);
-        decl->record->seq = next_seq(d);
+        decl->record->seq = own_seqs_next(&d->own_seqs, directory_clock(d));
         pthread_mutex_unlock(&d->lock);
         decl->outcome =
             record_encode(decl->record, d->identity, d->swarm, decl->key, &item->data, NULL);
