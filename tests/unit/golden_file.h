@@ -16,6 +16,7 @@
 #include "experts/class.h"
 #include "experts/expert.h"
 #include "experts/optimizer.h"
+#include "golden_dir.h"
 #include "unit.h"
 
 enum { MAX_FILES = 512, MAX_INPUTS = 2 };
@@ -194,17 +195,11 @@ static inline int is_tensor_file(const struct dirent *entry)
 static inline int golden_run(const char *group, CMUnitTestFunction test)
 {
     static struct CMUnitTest tests[MAX_FILES];
-    const char *base = getenv("SKEP_GOLDEN_DIR");
-    char folder[512];
+    char folder[GOLDEN_PATH_BYTES];
     struct dirent **entries;
+    size_t n = golden_list(golden_path("experts", folder), is_tensor_file, MAX_FILES, &entries);
 
-    snprintf(folder, sizeof(folder), "%s/experts", base != NULL ? base : "tests/golden");
-    int n = scandir(folder, &entries, is_tensor_file, alphasort);
-    if (n <= 0 || n > MAX_FILES) {
-        fprintf(stderr, "%s: %d golden files, expected 1 to %d\n", folder, n, MAX_FILES);
-        return 1;
-    }
-    for (int i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i++) {
         char *path;
         if (asprintf(&path, "%s/%s", folder, entries[i]->d_name) < 0)
             return 1;
@@ -216,8 +211,8 @@ static inline int golden_run(const char *group, CMUnitTestFunction test)
         free(entries[i]);
     }
     free(entries);
-    int failed = _cmocka_run_group_tests(group, tests, (size_t)n, NULL, NULL);
-    for (int i = 0; i < n; i++)
+    int failed = _cmocka_run_group_tests(group, tests, n, NULL, NULL);
+    for (size_t i = 0; i < n; i++)
         free(tests[i].initial_state);
     return failed;
 }

@@ -13,6 +13,7 @@
 
 #include "unit.h"
 #include "dht/beam.h"
+#include "golden_dir.h"
 
 enum { GOLDEN_MAX_FILES = 16, GOLDEN_MAX_SCENARIOS = 64 };
 
@@ -38,7 +39,7 @@ static inline int golden_is_json(const struct dirent *entry)
 
 static inline void golden_moe_load_file(struct golden_moe *g, const char *folder, const char *name)
 {
-    char path[512];
+    char path[GOLDEN_PATH_BYTES + 256];
     json_error_t error;
     json_t *scenario, *size;
     size_t i, d;
@@ -67,19 +68,15 @@ static inline void golden_moe_load_file(struct golden_moe *g, const char *folder
     }
 }
 
-/* golden_moe_free(). Fails if there is nothing to walk. */
+/* golden_moe_free(). Ends the program if there is nothing to walk. */
 static inline void golden_moe_load(struct golden_moe *g)
 {
-    const char *base = getenv("SKEP_GOLDEN_DIR");
-    char folder[256];
+    char folder[GOLDEN_PATH_BYTES];
     struct dirent **entries;
 
     memset(g, 0, sizeof(*g));
-    snprintf(folder, sizeof(folder), "%s/moe", base != NULL ? base : "tests/golden");
-    int n = scandir(folder, &entries, golden_is_json, alphasort);
-    if (n <= 0)
-        fail_msg("%s: no golden files", folder);
-    for (int i = 0; i < n; i++) {
+    size_t n = golden_list(golden_path("moe", folder), golden_is_json, GOLDEN_MAX_FILES, &entries);
+    for (size_t i = 0; i < n; i++) {
         golden_moe_load_file(g, folder, entries[i]->d_name);
         free(entries[i]);
     }

@@ -12,6 +12,7 @@
 
 #include "base/alloc.h"
 #include "base/tensor.h"
+#include "golden_dir.h"
 #include "unit.h"
 #include "wire/codec_kernels.h"
 #include "wire/codec_schemes.h"
@@ -239,17 +240,11 @@ static int is_tensor_file(const struct dirent *entry)
 int main(void)
 {
     static struct CMUnitTest tests[MAX_FILES];
-    const char *base = getenv("SKEP_GOLDEN_DIR");
-    char folder[512];
+    char folder[GOLDEN_PATH_BYTES];
     struct dirent **entries;
+    size_t n = golden_list(golden_path("codecs", folder), is_tensor_file, MAX_FILES, &entries);
 
-    snprintf(folder, sizeof(folder), "%s/codecs", base != NULL ? base : "tests/golden");
-    int n = scandir(folder, &entries, is_tensor_file, alphasort);
-    if (n <= 0 || n > MAX_FILES) {
-        fprintf(stderr, "%s: %d golden files, expected 1 to %d\n", folder, n, MAX_FILES);
-        return 1;
-    }
-    for (int i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i++) {
         char *path;
         if (asprintf(&path, "%s/%s", folder, entries[i]->d_name) < 0)
             return 1;
@@ -258,8 +253,8 @@ int main(void)
         free(entries[i]);
     }
     free(entries);
-    int failed = _cmocka_run_group_tests("golden codecs", tests, (size_t)n, NULL, NULL);
-    for (int i = 0; i < n; i++)
+    int failed = _cmocka_run_group_tests("golden codecs", tests, n, NULL, NULL);
+    for (size_t i = 0; i < n; i++)
         free(tests[i].initial_state);
     return failed;
 }

@@ -15,6 +15,7 @@
 #include "base/bytes.h"
 #include "base/file.h"
 #include "base/tensor.h"
+#include "golden_dir.h"
 #include "tempdir.h"
 
 /* A file in memory: length prefix, header text, `data_len` bytes of data counting up. */
@@ -102,11 +103,11 @@ static int visit(const char *path, const struct stat *info, int type, struct FTW
 static void every_golden_file_round_trips(void **state)
 {
     (void)state;
-    const char *golden = getenv("SKEP_GOLDEN_DIR");
+    char golden[GOLDEN_PATH_BYTES];
 
     tempdir_make(&walk_dir);
     files_walked = 0;
-    assert_int_equal(nftw(golden != NULL ? golden : "tests/golden", visit, 8, FTW_PHYS), 0);
+    assert_int_equal(nftw(golden_path("", golden), visit, 8, FTW_PHYS), 0);
     assert_true(files_walked > 0);
     assert_int_equal(tempdir_count(&walk_dir, 0), 1); /* the copy and no temporary file */
     tempdir_remove(&walk_dir);

@@ -7,13 +7,7 @@
 #include <string.h>
 
 #include "dht/uid.h"
-
-static const char *golden_dir(void)
-{
-    const char *dir = getenv("SKEP_GOLDEN_DIR");
-
-    return dir != NULL ? dir : "tests/golden";
-}
+#include "golden_dir.h"
 
 /* Texts with a NUL inside can be asked about by length only. */
 static bool has_nul(const char *text, size_t len)
@@ -72,13 +66,12 @@ static void check_case(const json_t *row)
 static void golden_cases_agree(void **state)
 {
     (void)state;
-    char path[4096];
+    char path[GOLDEN_PATH_BYTES];
     json_error_t error;
     size_t i;
     json_t *row;
+    json_t *root = json_load_file(golden_path("uids/uids.json", path), JSON_ALLOW_NUL, &error);
 
-    snprintf(path, sizeof(path), "%s/uids/uids.json", golden_dir());
-    json_t *root = json_load_file(path, JSON_ALLOW_NUL, &error);
     if (root == NULL)
         fail_msg("%s: %s", path, error.text);
     json_t *cases = json_object_get(root, "cases");
