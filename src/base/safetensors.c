@@ -19,6 +19,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/file_kind.h"
 #include "base/tensor.h"
 #include "base/text.h"
 
@@ -312,6 +313,12 @@ skep_status skep_safetensors_open(const char *path, struct skep_safetensors **ou
     if (rc != SKEP_OK)
         return rc;
     rc = skep_safetensors_parse(map.data, map.len, out, err);
+    const char *kind = rc == SKEP_DATA_LOSS ? file_kind(map.data, map.len) : NULL;
+    if (kind != NULL)
+        rc = error_set(err, SKEP_DATA_LOSS,
+                       "is %s, expected a safetensors file (safetensors.torch.save_file() writes "
+                       "one)",
+                       kind);
     if (rc != SKEP_OK) {
         error_prefix(err, "%s", path);
         file_unmap(&map);

@@ -20,7 +20,7 @@ static const struct option_spec specs[] = {
      .kind = OPTION_STRING,
      .placeholder = "FILE",
      .required = true,
-     .help = "safetensors file to write"},
+     .help = "safetensors file to write; a name that ends as another format's is refused"},
     {.name = "json", .kind = OPTION_FLAG, .help = "print what was exported as JSON"},
 };
 
@@ -35,6 +35,22 @@ static const struct option_table table = {
     .positional_min = 1,
     .positional_max = 1,
 };
+const struct option_table *const cmd_export_options = &table;
+
+/* What reads a file by its name would not find in it what the name says. */
+static int check_output(const char *path)
+{
+    static const char *const others[] = {".npy",    ".npz",  ".pt", ".pth",  ".bin", ".pkl",
+                                         ".pickle", ".ckpt", ".h5", ".onnx", ".gguf"};
+
+    for (size_t i = 0; i < OPTION_COUNT(others); i++)
+        if (file_name_ends_in(path, others[i]))
+            return cli_usage_error(table.command,
+                                   "--output %s: is going to be a safetensors file, expected a "
+                                   "name that ends in .safetensors, not in %s",
+                                   path, others[i]);
+    return CLI_DONE;
+}
 
 struct exporting {
     const char *output;
@@ -77,6 +93,11 @@ int cmd_export(int argc, char **argv)
         .output = options_string(&o, "output"),
         .json = options_flag(&o, "json"),
     };
+    code = check_output(exporting.output);
+    if (code != CLI_DONE) {
+        options_free(&o);
+        return code;
+    }
     skep_status rc = output_file_check(exporting.output, &err);
     if (rc == SKEP_OK)
         rc = checkpoint_dir_open(&dir, options_string(&o, "checkpoint-dir"), false, &err);

@@ -1,5 +1,6 @@
 /* skep import: weights from elsewhere become checkpoints that a node can host. */
 #include <inttypes.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,12 +8,14 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/tensor.h"
 #include "cli/command.h"
 #include "cli/expert_options.h"
 #include "cli/options.h"
 #include "cli/output.h"
 #include "dht/uid.h"
 #include "experts/checkpoint_dir.h"
+#include "experts/class.h"
 #include "experts/moe.h"
 #include "experts/weights.h"
 #include "experts/workspace.h"
@@ -87,6 +90,9 @@ static const struct option_spec specs[] = {
     {.name = "replace",
      .kind = OPTION_FLAG,
      .help = "also where the expert has checkpoints: they are kept, this one becomes the newest"},
+    {.name = "allow-non-finite",
+     .kind = OPTION_FLAG,
+     .help = "also weights that hold NaN or infinity, which are refused else"},
     {.name = "json", .kind = OPTION_FLAG, .help = "print what was imported as JSON"},
 };
 
@@ -105,12 +111,39 @@ static const struct option_table table = {
     .positional = "[FILE]",
     .positional_max = 1,
 };
+const struct option_table *const cmd_import_options = &table;
 
 struct importing {
     struct checkpoint_dir dir;
     bool replace;
+    bool allow_non_finite;
     uint64_t imported, skipped;
 };
+
+/* A weight that is no number makes every output one, and nothing trains it back. */
+static skep_status check_finite(struct expert *expert, struct skep_error *err)
+{
+    const char *names[EXPERT_MAX_PARAMETERS];
+    DLTensor views[EXPERT_MAX_PARAMETERS];
+    size_t parameters = expert_parameters(expert, names, views, EXPERT_MAX_PARAMETERS);
+
+    for (size_t i = 0; i < parameters; i++) {
+        const float *values = views[i].data;
+        size_t count, nans = 0, infinite = 0;
+        if (!shape_count(views[i].ndim, views[i].shape, &count))
+            return error_set(err, SKEP_INTERNAL, "parameter %s: no shape", names[i]);
+        for (size_t k = 0; k < count; k++) {
+            nans += isnan(values[k]) ? 1 : 0;
+            infinite += isinf(values[k]) ? 1 : 0;
+        }
+        if (nans + infinite > 0)
+            return error_set(err, SKEP_INVALID_ARGUMENT,
+                             "parameter %s: %zu NaN and %zu infinite of %zu values as float32, "
+                             "expected numbers (--allow-non-finite takes them as they are)",
+                             names[i], nans, infinite, count);
+    }
+    return SKEP_OK;
+}
 
 static skep_status save(struct importing *im, const char *uid, struct expert *expert,
                         struct skep_error *err)
@@ -167,6 +200,8 @@ static skep_status import_file(const struct options *o, struct importing *im, co
         rc = expert_new(&options, &expert, err);
     if (rc == SKEP_OK)
         rc = weights_load(file, expert, err);
+    if (rc == SKEP_OK && !im->allow_non_finite)
+        rc = check_finite(expert, err);
     if (rc != SKEP_OK)
         error_prefix(err, "%s", path);
     else if (!im->replace && checkpoint_dir_has(&im->dir, uid))
@@ -195,7 +230,12 @@ static skep_status import_one(struct importing *im, struct moe *moe, size_t i, c
     rc = moe_load(moe, i, &expert, err);
     if (rc != SKEP_OK)
         return rc;
-    rc = save(im, uid, expert, err);
+    if (!im->allow_non_finite)
+        rc = check_finite(expert, err);
+    if (rc == SKEP_OK)
+        rc = save(im, uid, expert, err);
+    else
+        error_prefix(err, "%s", uid);
     expert_free(expert);
     return rc;
 }
@@ -249,7 +289,7 @@ static skep_status import_model(const struct options *o, struct importing *im,
 /* --- running ------------------------------------------------------------------------------- */
 
 /* Options of what is not imported. */
-static int check_idle(const struct options *o, bool is_model)
+static int check_idle(struct options *o, bool is_model)
 {
     static const char *const of_files[] = {"uid",
                                            "expert-cls",
@@ -271,10 +311,17 @@ static int check_idle(const struct options *o, bool is_model)
     return code;
 }
 
-static int check_usage(const struct options *o)
+static int check_usage(struct options *o)
 {
+    const struct expert_class *cls;
+    struct skep_error err;
+    int code =
+        o->positional_count > 0 ? options_idle(o, "moe", "does nothing with a file") : CLI_DONE;
+    if (code != CLI_DONE)
+        return code;
     bool is_model = options_string(o, "moe") != NULL;
-
+    if (!is_model && expert_class_find(options_string(o, "expert-cls"), &cls, &err) != SKEP_OK)
+        return cli_usage_error(table.command, "--expert-cls: %s", err.message);
     if (is_model == (o->positional_count > 0))
         return cli_usage_error(table.command, "expected either a file or --moe");
     if (is_model && options_string(o, "name") == NULL)
@@ -312,6 +359,7 @@ int cmd_import(int argc, char **argv)
         return code;
     }
     signal(SIGXFSZ, SIG_IGN); /* a limit on the size of files is an error like a full disk */
+    im.allow_non_finite = options_flag(&o, "allow-non-finite");
     im.replace = options_flag(&o, "replace");
     skep_status rc = checkpoint_dir_open(&im.dir, options_string(&o, "checkpoint-dir"), true, &err);
     if (rc == SKEP_OK)

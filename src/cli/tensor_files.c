@@ -11,10 +11,11 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/file_kind.h"
 
 enum { NAME_BYTES = 64 };
 
-static bool ends_in(const char *path, const char *ending)
+bool file_name_ends_in(const char *path, const char *ending)
 {
     size_t n = strlen(path);
     size_t len = strlen(ending);
@@ -24,7 +25,7 @@ static bool ends_in(const char *path, const char *ending)
 
 bool tensor_file_name_is_known(const char *path)
 {
-    return ends_in(path, ".npy") || ends_in(path, ".safetensors");
+    return file_name_ends_in(path, ".npy") || file_name_ends_in(path, ".safetensors");
 }
 
 skep_status output_file_check(const char *path, struct skep_error *err)
@@ -98,7 +99,7 @@ static skep_status pick(struct tensor_file *file, const char *path, const char *
     return SKEP_OK;
 }
 
-enum content { CONTENT_NEITHER, CONTENT_NPY, CONTENT_SAFETENSORS };
+enum content { CONTENT_NPY, CONTENT_SAFETENSORS };
 
 /* What a file is by its first bytes; whether it is whole, its reader will tell. */
 static skep_status look_at(const char *path, enum content *out, struct skep_error *err)
@@ -110,13 +111,17 @@ static skep_status look_at(const char *path, enum content *out, struct skep_erro
 
     if (rc != SKEP_OK)
         return rc;
-    *out = CONTENT_NEITHER;
+    const char *kind = file_kind(map.data, map.len);
+    *out = CONTENT_SAFETENSORS;
     if (map.len >= sizeof(npy) - 1 && memcmp(map.data, npy, sizeof(npy) - 1) == 0)
         *out = CONTENT_NPY;
-    else if (map.len > header_at && map.data[header_at] == '{')
-        *out = CONTENT_SAFETENSORS;
+    else if (kind != NULL)
+        rc = error_set(err, SKEP_DATA_LOSS, "%s: is %s, expected a .npy or .safetensors file", path,
+                       kind);
+    else if (map.len <= header_at || map.data[header_at] != '{')
+        rc = error_set(err, SKEP_DATA_LOSS, "%s: is neither a .npy nor a .safetensors file", path);
     file_unmap(&map);
-    return SKEP_OK;
+    return rc;
 }
 
 skep_status tensor_file_open(struct tensor_file *out, const char *path, const char *role,
@@ -128,9 +133,6 @@ skep_status tensor_file_open(struct tensor_file *out, const char *path, const ch
     *out = (struct tensor_file){0};
     if (rc != SKEP_OK)
         return rc;
-    if (content == CONTENT_NEITHER)
-        return error_set(err, SKEP_DATA_LOSS, "%s: is neither a .npy nor a .safetensors file",
-                         path);
     if (content == CONTENT_NPY) {
         rc = skep_npy_load(path, &out->npy, err);
         if (rc == SKEP_OK)
@@ -158,7 +160,7 @@ skep_status tensor_file_save(const char *path, const char *role, DLManagedTensor
     struct skep_named_tensor named[TENSOR_FILE_MAX];
     char names[TENSOR_FILE_MAX][NAME_BYTES];
 
-    if (ends_in(path, ".npy")) {
+    if (file_name_ends_in(path, ".npy")) {
         if (count != 1)
             return error_set(err, SKEP_INVALID_ARGUMENT,
                              "%s: %zu tensors, a .npy file holds one; use .safetensors", path,

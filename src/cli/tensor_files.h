@@ -31,6 +31,8 @@ SKEP_MUST_CHECK skep_status tensor_file_open(struct tensor_file *out, const char
                                              const char *role, struct skep_error *err);
 void tensor_file_close(struct tensor_file *file); /* zeroed is allowed */
 
+/* Whether a name has this ending, and something before it. */
+bool file_name_ends_in(const char *path, const char *ending);
 /* Whether a name ends in .npy or .safetensors. */
 bool tensor_file_name_is_known(const char *path);
 

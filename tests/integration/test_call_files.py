@@ -144,11 +144,12 @@ def case_broken_files_are_named():
                  "text.npy": b"hello", "empty.safetensors": b"",
                  "huge.safetensors": struct.pack("<Q", 1 << 62) + b"{}",
                  "json.safetensors": struct.pack("<Q", 8) + b"{nothing"}
-        for name in ("empty.npy", "text.npy", "empty.safetensors"):
+        for name, said in (("empty.npy", "neither a .npy nor a .safetensors"),
+                           ("text.npy", "is a text file, expected a .npy or .safetensors file"),
+                           ("empty.safetensors", "neither a .npy nor a .safetensors")):
             with open(swarm.path(name), "wb") as file:
                 file.write(cases[name])
-            refused_call(swarm, node, ["neither a .npy nor a .safetensors"], "--input",
-                         swarm.path(name))
+            refused_call(swarm, node, [said], "--input", swarm.path(name))
         for name, content in cases.items():
             with open(swarm.path(name), "wb") as file:
                 file.write(content)

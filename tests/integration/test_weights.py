@@ -7,7 +7,8 @@ import random
 import struct
 import subprocess
 
-from swarm import (PATIENCE, Swarm, call, main, read_safetensors, refused, run, write_safetensors)
+from swarm import (PATIENCE, SKEP, Swarm, call, main, read_safetensors, refused, run,
+                   write_safetensors)
 
 TORCH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch_modules.py")
 PYTHON = "/usr/bin/python3"  # Debian's, which python3-torch is for
@@ -187,8 +188,19 @@ def case_bad_files_and_arguments_are_refused():
         refused(2, ["--name"], "import", "--moe", folder, *base)
         refused(2, ["uid", "nodots"], "import", w, "--uid", "nodots", *base)
         refused(1, [w, "layers.0.bias"], "import", w, "--uid", "e.1", *base)
-        refused(1, [w, "known"], "import", w, "--uid", "e.1", "--expert-cls", "what", *base,
-                "--hidden-dim", "2")
+        for more in ((), ("--hidden-dim", "2")):
+            refused(2, ["--expert-cls", "what", "transformer, det_dropout, swiglu"], "import", w,
+                    "--uid", "e.1", "--expert-cls", "what", *base, *more)
+        for name, content, kind in (
+                ("w.pt", b"PK\x03\x04" + bytes(100), "a zip archive, as torch.save()"),
+                ("old.pt", b"\x80\x02\x8a\x0a" + bytes(100), "a Python pickle"),
+                ("w.npy", b"\x93NUMPY\x01\0v\0{'descr'", "a NumPy .npy file"),
+                ("w.txt", b"version https://git-lfs.github.com/spec/v1\noid", "a Git LFS pointer"),
+                ("w.json", b'{"layers.0.weight": [1, 2]}', "a text file")):
+            with open(swarm.path(name), "wb") as file:
+                file.write(content)
+            refused(1, ["%s: is %s" % (swarm.path(name), kind), "expected a safetensors file"],
+                    "import", swarm.path(name), "--uid", "e.1", *base)
         refused(1, ["layers.0.weight", "[8, 2]", "[16, 4]"], "import", w, "--uid", "e.1",
                 "--hidden-dim", "4", *base)
         refused(1, ["missing"], "import", swarm.path("missing"), "--uid", "e.1", *base)
@@ -333,6 +345,39 @@ def case_a_part_of_a_model_is_imported():
                 "--checkpoint-dir", folder, "--expert-pattern", "mix.0.0")
 
 
+def case_weights_that_are_no_numbers_are_refused():
+    """By tensor and count, whatever type they come in; unless they are wanted."""
+    with Swarm() as swarm:
+        folder = swarm.path("kept")
+        base = ["--checkpoint-dir", folder]
+        w = swarm.path("w.safetensors")
+        values = [1.0, math.nan, 3.0, -math.inf, math.nan, 6.0]
+        weights = {"gate_proj.weight": ("F32", [2, 3], [1.0] * 6),
+                   "up_proj.weight": ("F16", [2, 3], values),
+                   "down_proj.weight": ("F32", [3, 2], [1.0] * 6)}
+        write_shard(w, weights)
+        one = ["import", w, "--uid", "e.1", "--expert-cls", "swiglu", *base]
+        refused(1, [w, "parameter up_proj.weight: 2 NaN and 1 infinite of 6 values",
+                    "--allow-non-finite"], *one)
+        assert os.listdir(folder) == []
+        run(*one, "--allow-non-finite")
+        assert os.listdir(folder) == ["e.1"]
+        source = swarm.path("model")
+        write_model(source, "qwen", "BF16", layers=1, experts=2, shards=1)
+        shard = source + "/model-00001-of-00001.safetensors"
+        tensors = {name: (dtype, shape, list(struct.unpack("<%dH" % (len(raw) // 2), raw)))
+                   for name, (dtype, shape, raw) in read_safetensors(shard).items()}
+        tensors = {name: (dtype, shape, [struct.unpack("<f", struct.pack("<HH", 0, v))[0]
+                                         for v in values])
+                   for name, (dtype, shape, values) in tensors.items()}
+        tensors["model.layers.0.mlp.experts.1.down_proj.weight"][2][5] = math.inf
+        write_shard(shard, tensors)
+        model = ["import", "--moe", source, "--name", "mix", *base]
+        refused(1, ["mix.0.1: parameter down_proj.weight: 0 NaN and 1 infinite of 96 values"], *model)
+        said = json.loads(run(*model, "--allow-non-finite", "--json")[0])
+        assert (said["imported"], said["skipped"]) == (1, 1), said
+
+
 def case_one_file_without_an_index_will_do():
     with Swarm() as swarm:
         source, folder = swarm.path("model"), swarm.path("kept")
@@ -424,7 +469,7 @@ def case_memory_stays_bounded():
 
 def peak_of(*arguments):
     """The most memory, in bytes, that `skep` had resident at once."""
-    process = subprocess.Popen([os.environ["SKEP_PROGRAM"], *arguments], stdout=subprocess.PIPE,
+    process = subprocess.Popen([SKEP, *arguments], stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT)
     output = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/file_kind.h"
 #include "tempdir.h"
 
 /* Counted from the next call on: 1 fails. In the place of the C library's. */
@@ -92,11 +93,45 @@ static void failed_commit_leaves_the_old_file(void **state)
     tempdir_remove(&dir);
 }
 
+static void kinds_are_told_by_how_files_begin(void **state)
+{
+    (void)state;
+#define BYTES(text) text, sizeof(text) - 1
+    static const struct {
+        const char *data;
+        size_t len;
+        const char *kind; /* NULL: none that is known */
+    } rows[] = {
+        {BYTES("\x93NUMPY\x01\0v\0{"), "a NumPy .npy file"},
+        {BYTES("PK\x03\x04\0\0"), "a zip archive, as torch.save() and numpy.savez() write"},
+        {BYTES("\x80\x02\x8a\nl\xfc"), "a Python pickle"},
+        {BYTES("GGUF\x03\0\0\0"), "a GGUF file"},
+        {BYTES("version https://git-lfs.github.com/spec/v1\n"),
+         "a Git LFS pointer (git lfs pull fetches the file)"},
+        {BYTES("hello\n"), "a text file"},
+        {BYTES("{\"a\": 1}"), "a text file"},
+        /* Headers of 640 and of 18,512 bytes begin like a pickle and a zip archive. */
+        {BYTES("\x80\x02\0\0\0\0\0\0{\"a\":"), NULL},
+        {BYTES("PK\0\0\0\0\0\0{\"a\":"), NULL},
+        {BYTES("\0\0\0\0\0\0\0\0"), NULL},
+        {BYTES("PK"), "a text file"},
+        {NULL, 0, NULL},
+    };
+#undef BYTES
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        const char *kind = file_kind(rows[i].data, rows[i].len);
+        if (rows[i].kind == NULL ? kind != NULL : kind == NULL || strcmp(kind, rows[i].kind) != 0)
+            fail_msg("row %zu: %s", i, kind != NULL ? kind : "(none)");
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(commit_replaces_and_commit_new_does_not),
         cmocka_unit_test(failed_commit_leaves_the_old_file),
+        cmocka_unit_test(kinds_are_told_by_how_files_begin),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
