@@ -1,6 +1,9 @@
-/* The benchmarks of `skep bench NAME`: each a command of its own, argv[0] being its name. */
+/* The benchmarks of `skep bench NAME`: each a command of its own, argv[0] being its name, with a
+ * table of options. */
 #ifndef SKEP_CLI_BENCH_H
 #define SKEP_CLI_BENCH_H
+
+struct option_table;
 
 /* X(function, "name", "summary") */
 #define CLI_BENCHES(X)                                                                             \
@@ -12,7 +15,9 @@
     X(bench_throughput, "throughput", "a node under the load of many clients")                     \
     X(bench_tracker, "tracker", "a tracker under load: rate, latency, memory")
 
-#define BENCH_DECLARE(function, name, summary) int function(int argc, char **argv);
+#define BENCH_DECLARE(function, name, summary)                                                     \
+    int function(int argc, char **argv);                                                           \
+    extern const struct option_table *const function##_options;
 CLI_BENCHES(BENCH_DECLARE)
 #undef BENCH_DECLARE
 

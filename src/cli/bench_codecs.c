@@ -49,6 +49,7 @@ static const struct option_table table = {
     .specs = specs,
     .count = OPTION_COUNT(specs),
 };
+const struct option_table *const bench_codecs_options = &table;
 
 struct bench {
     size_t runs;

@@ -88,6 +88,7 @@ static const struct option_table table = {
     .specs = specs,
     .count = OPTION_COUNT(specs),
 };
+const struct option_table *const bench_dht_options = &table;
 
 struct bench {
     size_t peers, lookups, runs, bulk;
@@ -358,6 +359,18 @@ static skep_status measure_all(struct bench *b, struct skep_error *err)
     return rc;
 }
 
+/* Options of what is not measured. */
+static int check_idle(struct options *o)
+{
+    static const char *const of_lookups[] = {"num-lookups", "num-bulk", "runs"};
+    bool batches = options_int(o, "num-experts") > 0;
+    int code = batches ? CLI_DONE : options_idle(o, "expert-batch-size", "goes with --num-experts");
+
+    for (size_t i = 0; i < OPTION_COUNT(of_lookups) && code == CLI_DONE && batches; i++)
+        code = options_idle(o, of_lookups[i], "does nothing with --num-experts");
+    return code;
+}
+
 int bench_dht(int argc, char **argv)
 {
     struct options o;
@@ -366,6 +379,11 @@ int bench_dht(int argc, char **argv)
 
     if (!options_begin(&o, &table, argc, argv, &code))
         return code;
+    code = check_idle(&o);
+    if (code != CLI_DONE) {
+        options_free(&o);
+        return code;
+    }
     bool json = options_flag(&o, "json");
     struct bench b = {
         .peers = (size_t)options_int(&o, "num-peers"),

@@ -66,6 +66,7 @@ static const struct option_table table = {
     .specs = specs,
     .count = OPTION_COUNT(specs),
 };
+const struct option_table *const bench_experts_options = &table;
 
 struct bench {
     struct bench_report report;

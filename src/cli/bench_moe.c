@@ -61,6 +61,7 @@ static const struct option_table table = {
     .specs = specs,
     .count = OPTION_COUNT(specs),
 };
+const struct option_table *const bench_moe_options = &table;
 
 void bench_moe_step(struct bench_moe *b, const char *what)
 {

@@ -12,15 +12,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/alloc.h"
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "cli/bench_stats.h"
+#include "cli/environment.h"
 
 enum { MAX_ARGUMENTS = 48, START_TIMEOUT_MS = 60000, STOP_TIMEOUT_MS = 8000 };
 
 /* The child's side of fork(): never returns. */
-static void become_node(int facts_fd, const char *const *arguments)
+static void become_node(int facts_fd, const char *const *arguments, char **environment)
 {
     const char *argv[MAX_ARGUMENTS + 3] = {"skep"};
     int n = 1;
@@ -30,7 +32,7 @@ static void become_node(int facts_fd, const char *const *arguments)
     argv[n++] = "--json";
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     dup2(facts_fd, STDOUT_FILENO);
-    execv("/proc/self/exe", (char *const *)argv);
+    execve("/proc/self/exe", (char *const *)argv, environment);
     _exit(127);
 }
 
@@ -68,11 +70,17 @@ skep_status bench_node_start(struct bench_node *out, const char *const *argument
     skep_status rc;
 
     *out = (struct bench_node){0};
-    if (pipe2(pipe_fds, O_CLOEXEC) != 0)
+    char **environment = environment_of_others(); /* what is measured is of no other swarm */
+    if (environment == NULL)
+        return error_no_memory(err, "environment", 0);
+    if (pipe2(pipe_fds, O_CLOEXEC) != 0) {
+        mem_free(environment);
         return error_set(err, status_from_errno(errno), "pipe: %s", strerror(errno));
+    }
     out->pid = fork();
     if (out->pid == 0)
-        become_node(pipe_fds[1], arguments);
+        become_node(pipe_fds[1], arguments, environment);
+    mem_free(environment);
     close(pipe_fds[1]);
     if (out->pid < 0) {
         out->pid = 0;

@@ -62,6 +62,7 @@ static const struct option_table table = {
     .specs = specs,
     .count = OPTION_COUNT(specs),
 };
+const struct option_table *const bench_rpc_options = &table;
 
 /* ---- one load: `in_flight` chains of calls, each starting the next when it ends */
 

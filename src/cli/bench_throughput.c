@@ -120,6 +120,7 @@ static const struct option_table table = {
     .specs = specs,
     .count = OPTION_COUNT(specs),
 };
+const struct option_table *const bench_throughput_options = &table;
 
 /* ---- what is run */
 
@@ -621,6 +622,15 @@ int bench_throughput(int argc, char **argv)
 
     if (!options_begin(&o, &table, argc, argv, &code))
         return code;
+    code = strcmp(options_string(&o, "preset"), "nop") == 0
+               ? options_idle(&o, "precision",
+                              "does nothing with --preset nop, which computes "
+                              "nothing")
+               : CLI_DONE;
+    if (code != CLI_DONE) {
+        options_free(&o);
+        return code;
+    }
     bool json = options_flag(&o, "json");
     struct plan plan = plan_of(&o);
     uint64_t calls = (uint64_t)plan.preset.clients * (uint64_t)plan.preset.batches *

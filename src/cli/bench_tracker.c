@@ -60,6 +60,7 @@ static const struct option_table table = {
     .specs = specs,
     .count = OPTION_COUNT(specs),
 };
+const struct option_table *const bench_tracker_options = &table;
 
 struct runs {
     double rate[MAX_RUNS], median[MAX_RUNS], p99[MAX_RUNS], longest[MAX_RUNS], one[MAX_RUNS];

@@ -54,6 +54,18 @@ int client_from_options(const char *command, const struct options *o, bool direc
     return cli_fail_before(command, &err);
 }
 
+int client_options_check_direct(struct options *o)
+{
+    static const char *const names[] = {"initial-peers", "dht-listen"};
+    int code = options_outrank(o, "endpoint", "initial-peers");
+
+    for (size_t i = 0; i < OPTION_COUNT(names) && code == CLI_DONE; i++)
+        if (options_in_force(o, "endpoint"))
+            code = options_idle(o, names[i],
+                                "does nothing with --endpoint, which is called without a swarm");
+    return code;
+}
+
 uint32_t client_left_ms(uint64_t deadline_us)
 {
     uint64_t left_ms = clock_left_ms(deadline_us);

@@ -39,6 +39,11 @@
  */
 int client_from_options(const char *command, const struct options *o, bool direct,
                         struct skep_client **out, uint64_t *deadline_us);
+/*
+ * Of a command that goes to the node at --endpoint, if that was given: what is for joining a swarm
+ * is options_idle(). An --endpoint that ranks lower than --initial-peers is taken out.
+ */
+int client_options_check_direct(struct options *o);
 /* What is left until then, for a function of the client; 1 if nothing is, as 0 is the default. */
 uint32_t client_left_ms(uint64_t deadline_us);
 

@@ -14,6 +14,10 @@ static const struct cli_command benches[] = {
 };
 enum { BENCH_COUNT = sizeof(benches) / sizeof(benches[0]) };
 
+/* None of its own: each benchmark has some. */
+static const struct option_table table = {.command = "bench"};
+const struct option_table *const cmd_bench_options = &table;
+
 static void print_help(FILE *out)
 {
     fprintf(out,

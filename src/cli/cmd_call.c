@@ -77,6 +77,7 @@ static const struct option_table table = {
     .positional_min = 1,
     .positional_max = 1,
 };
+const struct option_table *const cmd_call_options = &table;
 
 struct call {
     const struct options *o;
@@ -94,8 +95,28 @@ struct call {
     char peer_id[SKEP_PEER_ID_TEXT_BYTES];
 };
 
+/* Options of what this call does not do, or has no use for. */
+static int check_parts(struct options *o)
+{
+    int code = client_options_check_direct(o);
+
+    if (code == CLI_DONE && options_string(o, "output") == NULL)
+        code = options_idle(o, "input", "goes with --output");
+    if (code == CLI_DONE && options_string(o, "input") == NULL)
+        code = options_idle(o, "output", "goes with --input");
+    if (code == CLI_DONE && options_string(o, "input") == NULL)
+        code = options_idle(o, "grad", "goes with --input");
+    if (code == CLI_DONE && options_string(o, "grad") == NULL)
+        code = options_idle(o, "request-id", "goes with --grad");
+    if (code == CLI_DONE && options_endpoint(o, "endpoint") == NULL)
+        code = options_idle(o, "peer-id", "goes with --endpoint");
+    if (code == CLI_DONE && options_endpoint(o, "endpoint") == NULL)
+        code = options_idle(o, "match-key", "goes with --endpoint");
+    return code;
+}
+
 /* Options that would do nothing in this call. */
-static int check_idle(const struct options *o)
+static int check_idle(struct options *o)
 {
     bool has_input = options_string(o, "input") != NULL;
     bool has_grad = options_string(o, "grad") != NULL;
@@ -116,30 +137,24 @@ static int check_idle(const struct options *o)
     return code;
 }
 
-static int check_usage(const struct options *o)
+static int check_usage(struct options *o)
 {
     struct uid parsed;
     struct skep_error err;
     uint8_t id[SKEP_REQUEST_ID_BYTES];
-    const char *request_id = options_string(o, "request-id");
-    bool has_input = options_string(o, "input") != NULL;
+    int code;
 
     if (uid_parse(&parsed, o->positional[0], &err) != SKEP_OK)
         return cli_usage_error(table.command, "%s", err.message);
-    if (has_input != (options_string(o, "output") != NULL))
-        return cli_usage_error(table.command, "--input and --output go together");
-    if (has_input && !tensor_file_name_is_known(options_string(o, "output")))
+    code = check_parts(o);
+    if (code != CLI_DONE)
+        return code;
+    const char *request_id = options_string(o, "request-id");
+    if (options_string(o, "input") != NULL &&
+        !tensor_file_name_is_known(options_string(o, "output")))
         return cli_usage_error(table.command,
                                "--output %s: expected a name that ends in .npy or .safetensors",
                                options_string(o, "output"));
-    if (!has_input && options_string(o, "grad") != NULL)
-        return cli_usage_error(table.command, "--grad needs --input");
-    if (options_string(o, "peer-id") != NULL && options_endpoint(o, "endpoint") == NULL)
-        return cli_usage_error(table.command, "--peer-id needs --endpoint");
-    if (options_string(o, "match-key") != NULL && options_endpoint(o, "endpoint") == NULL)
-        return cli_usage_error(table.command, "--match-key needs --endpoint");
-    if (request_id != NULL && options_string(o, "grad") == NULL)
-        return cli_usage_error(table.command, "--request-id needs --grad");
     /* A node knows a repeat by id and peer; without an identity each run is another peer. */
     if (request_id != NULL && options_string(o, "identity") == NULL)
         return cli_usage_error(table.command, "--request-id needs --identity: a call is a repeat "

@@ -38,6 +38,7 @@ static const struct option_table table = {
     .count = OPTION_COUNT(specs),
     .log_level = "info",
 };
+const struct option_table *const cmd_dht_options = &table;
 
 /* What a running peer holds. */
 struct peer {

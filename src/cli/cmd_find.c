@@ -9,7 +9,6 @@
 #include "cli/find_prefix.h"
 #include "cli/options.h"
 #include "cli/output.h"
-#include "cli/signals.h"
 #include "dht/record.h"
 #include "dht/uid.h"
 
@@ -42,6 +41,7 @@ static const struct option_table table = {
     .positional_min = 0,
     .positional_max = -1,
 };
+const struct option_table *const cmd_find_options = &table;
 
 struct findings {
     const char **uids; /* view of the options or the list */
@@ -119,13 +119,26 @@ static bool asks_for_prefix(const struct options *o)
     return o->positional_count == 1 && is_prefix(o->positional[0]);
 }
 
+/* It may lack but the dot of a prefix. */
+static int refuse_uid(const char *text, const char *why)
+{
+    char prefix[UID_BYTES + 1];
+    int len = snprintf(prefix, sizeof(prefix), "%s.", text);
+
+    if (len > 0 && (size_t)len < sizeof(prefix) && is_prefix(prefix))
+        return cli_usage_error(table.command, "%s; \"%s\", with the dot, lists what is under it",
+                               why, prefix);
+    return cli_usage_error(table.command, "%s", why);
+}
+
 /* Bad UIDs are the caller's mistake: said before anything is asked. */
-static int check_uids(const struct options *o)
+static int check_uids(struct options *o)
 {
     if (asks_for_prefix(o))
         return CLI_DONE;
-    if (options_flag(o, "watch"))
-        return cli_usage_error(table.command, "--watch needs a prefix, such as \"ffn.\"");
+    int code = options_idle(o, "watch", "goes with a prefix, such as \"ffn.\"");
+    if (code != CLI_DONE)
+        return code;
     for (size_t i = 0; i < o->positional_count; i++) {
         struct uid parsed;
         struct skep_error err;
@@ -134,7 +147,7 @@ static int check_uids(const struct options *o)
                                    "prefix \"%s\": expected to stand alone, or an expert UID",
                                    o->positional[i]);
         if (uid_parse(&parsed, o->positional[i], &err) != SKEP_OK)
-            return cli_usage_error(table.command, "%s", err.message);
+            return refuse_uid(o->positional[i], err.message);
     }
     return CLI_DONE;
 }
@@ -166,6 +179,20 @@ static int worst_code(const struct findings *f)
     return code;
 }
 
+/* Who expects a group of experts under a name misses a dot: a prefix is not looked up as a UID. */
+static void hint_at_prefixes(const struct findings *f)
+{
+    for (size_t i = 0; i < f->count; i++) {
+        if (f->statuses[i] != SKEP_NOT_FOUND)
+            continue;
+        fprintf(stderr,
+                "skep %s: nobody serves %s; with a dot at its end, as \"%s.\" or \"%.*s.\", a name "
+                "lists what is served under it\n",
+                table.command, f->uids[i], f->uids[i], (int)strcspn(f->uids[i], "."), f->uids[i]);
+        return; /* once is enough */
+    }
+}
+
 static int find_all(const struct options *o, struct skep_client *client, uint64_t deadline_us,
                     struct findings *f)
 {
@@ -185,6 +212,8 @@ static int find_all(const struct options *o, struct skep_client *client, uint64_
         print_json(f);
     else
         print_table(f);
+    if (rc == SKEP_OK && !f->listed && !options_flag(o, "json"))
+        hint_at_prefixes(f);
     int code = rc == SKEP_OK ? worst_code(f) : cli_fail(table.command, &err);
     for (size_t i = 0; i < f->count; i++)
         skep_remote_expert_free(f->experts[i]);
@@ -224,8 +253,6 @@ static int find_experts(const struct options *o)
     struct findings f = {.uids = (const char **)o->positional, .count = o->positional_count};
     bool watch = options_flag(o, "watch");
 
-    if (watch)
-        signals_begin(NULL, NULL); /* before any thread: they all inherit it blocked */
     int code = client_from_options(table.command, o, false, &client, &deadline_us);
     if (code == CLI_DONE && watch)
         code = find_prefix_watch(table.command, o, client, o->positional[0]);
@@ -234,8 +261,6 @@ static int find_experts(const struct options *o)
     else if (code == CLI_DONE)
         code = find_all(o, client, deadline_us, &f);
     skep_client_free(client);
-    if (watch)
-        signals_end();
     return code;
 }
 
@@ -311,12 +336,15 @@ static int find_resources(const struct options *o)
     return code;
 }
 
-static int check_usage(const struct options *o)
+static int check_usage(struct options *o)
 {
+    int code = o->positional_count > 0
+                   ? options_idle(o, "resource", "does not go together with UIDs")
+                   : CLI_DONE;
+    if (code != CLI_DONE)
+        return code;
     const char *key = options_string(o, "resource");
 
-    if (key != NULL && o->positional_count > 0)
-        return cli_usage_error(table.command, "--resource and UIDs do not go together");
     if (key == NULL && o->positional_count == 0)
         return cli_usage_error(table.command,
                                "expected a UID, a prefix such as \"ffn.\", or --resource "

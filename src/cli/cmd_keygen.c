@@ -29,6 +29,7 @@ static const struct option_table table = {
     .specs = specs,
     .count = OPTION_COUNT(specs),
 };
+const struct option_table *const cmd_keygen_options = &table;
 
 /* @param json  what was made is put in here; NULL: it is printed. */
 static skep_status make_identity(const char *path, json_t *json, struct skep_error *err)

@@ -1,8 +1,10 @@
 /* skep node: runs a node until SIGINT, SIGTERM or SIGHUP. */
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 
 #include <skep/node.h>
 #include <skep/plugin.h>
@@ -12,6 +14,7 @@
 #include "cli/command.h"
 #include "cli/compression.h"
 #include "cli/expert_options.h"
+#include "cli/node_usage.h"
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/signals.h"
@@ -19,6 +22,9 @@
 #include "cli/tracker_json.h"
 #include "dht/uid.h"
 
+#define EXPECTED_CHECKPOINTS                                                                       \
+    "expected the folder of experts that a node with --checkpoint-dir has kept, or skep import "   \
+    "has filled"
 #define TIME_MAX_MS 3600000000 /* 1000 h, of what the node counts in 32 bits */
 
 enum {
@@ -195,8 +201,10 @@ static const struct option_spec specs[] = {
      .help = "how many of each expert; older ones are removed"},
     {.name = "load-experts",
      .kind = OPTION_FLAG,
-     .help = "host every expert of --checkpoint-dir, of the class and size it was saved with; with "
-             "--expert-pattern those of the pattern, with --expert-uids those alone"},
+     .help =
+         "host every expert of --checkpoint-dir, of the class and size it was saved with; with "
+         "--expert-pattern those of the pattern, with --expert-uids those alone. Without either "
+         "there must be one"},
     {.name = "strict-checkpoints",
      .kind = OPTION_FLAG,
      .help = "with --load-experts: refuse to start where it would leave something out with a "
@@ -222,7 +230,7 @@ static const struct option_spec specs[] = {
      .max = 3600000,
      .unit = "ms",
      .default_text = "0",
-     .help = "how long to wait for more rows"},
+     .help = "with --min-batch-size: how long to wait for more rows"},
     {.name = "max-queued-tasks",
      .kind = OPTION_INT,
      .min = 1,
@@ -326,6 +334,7 @@ static const struct option_table table = {
     .count = OPTION_COUNT(specs),
     .log_level = "info",
 };
+const struct option_table *const cmd_node_options = &table;
 
 /* --- from options to a node ---------------------------------------------------------------- */
 
@@ -451,6 +460,17 @@ static skep_status load_plugins(const struct options *o, struct skep_error *err)
     return rc;
 }
 
+/* A folder that is missing would be made, and serve nothing. */
+static skep_status check_checkpoint_dir(const struct options *o, struct skep_error *err)
+{
+    const char *dir = options_string(o, "checkpoint-dir");
+    struct stat info;
+
+    if (node_makes_experts(o) || stat(dir, &info) == 0 || errno != ENOENT)
+        return SKEP_OK; /* what else is wrong with it shows when it is opened */
+    return error_set(err, SKEP_NOT_FOUND, "%s: does not exist, " EXPECTED_CHECKPOINTS, dir);
+}
+
 /* Those of the folder; how many are still wanted of the pattern is told. */
 static skep_status load_experts(const struct options *o, struct skep_node *node, int64_t *wanted,
                                 struct skep_error *err)
@@ -460,7 +480,7 @@ static skep_status load_experts(const struct options *o, struct skep_node *node,
     size_t uid_count;
     const char *const *uids = options_list(o, "expert-uids", &uid_count);
     size_t loaded = 0;
-    skep_status rc = SKEP_OK;
+    skep_status rc = check_checkpoint_dir(o, err);
 
     fill_training(o, &training);
     for (size_t i = 0; i < uid_count && rc == SKEP_OK; i++) {
@@ -470,6 +490,13 @@ static skep_status load_experts(const struct options *o, struct skep_node *node,
     }
     if (rc == SKEP_OK && (pattern != NULL || uid_count == 0))
         rc = skep_node_load_experts(node, pattern, &training, &loaded, err);
+    if (rc == SKEP_OK && skep_node_expert_count(node) == 0 && !node_makes_experts(o))
+        rc = error_set(err, SKEP_NOT_FOUND,
+                       "%s: holds no expert that can be loaded, " EXPECTED_CHECKPOINTS,
+                       options_string(o, "checkpoint-dir"));
+    else if (rc == SKEP_OK && skep_node_expert_count(node) == 0 && pattern == NULL)
+        log_warn("%s: no expert to load; those asked for begin anew",
+                 options_string(o, "checkpoint-dir"));
     *wanted = options_int(o, "num-experts") - (int64_t)loaded;
     return rc;
 }
@@ -649,107 +676,6 @@ static int run(const struct options *o, struct skep_node *node)
     return rc == SKEP_OK || rc == SKEP_CANCELLED ? CLI_DONE : cli_fail_before(table.command, &err);
 }
 
-/* ---- options that would do nothing ---- */
-
-/* Without another one. */
-static int check_needs(const struct options *o)
-{
-    static const struct {
-        const char *name, *needs;
-    } rows[] = {
-        {"num-experts", "expert-pattern"},       {"load-experts", "checkpoint-dir"},
-        {"checkpoint-period", "checkpoint-dir"}, {"keep-checkpoints", "checkpoint-dir"},
-        {"strict-checkpoints", "load-experts"},  {"num-warmup-steps", "schedule"},
-        {"num-training-steps", "schedule"},      {"lease-timeout", "tracker-key"},
-        {"lease-silence", "tracker-key"},
-    };
-    int code = CLI_DONE;
-
-    for (size_t i = 0; i < OPTION_COUNT(rows) && code == CLI_DONE; i++)
-        if (!options_given(o, rows[i].needs) &&
-            !(strcmp(rows[i].needs, "schedule") == 0 && options_flag(o, "load-experts")))
-            code = options_idle(o, rows[i].name, "goes with --%s", rows[i].needs);
-    return code;
-}
-
-/* Beside a flag. */
-static int check_flags(const struct options *o)
-{
-    static const struct {
-        const char *name, *flag;
-    } rows[] = {
-        {"no-federation", "no-tracker"},
-        {"no-federation", "no-dht"},
-        {"dht-listen", "no-dht"},
-        {"update-period", "no-dht"},
-    };
-    int code = CLI_DONE;
-
-    for (size_t i = 0; i < OPTION_COUNT(rows) && code == CLI_DONE; i++)
-        if (options_flag(o, rows[i].flag))
-            code = options_idle(o, rows[i].name, "does nothing with --%s", rows[i].flag);
-    return code;
-}
-
-/* Of another optimizer. */
-static int check_optimizer(const struct options *o)
-{
-    static const struct {
-        const char *name, *of; /* NULL: of all but "none" */
-    } rows[] = {
-        {"learning-rate", NULL}, {"beta1", "adam"},   {"beta2", "adam"},        {"eps", "adam"},
-        {"weight-decay", NULL},  {"momentum", "sgd"}, {"clip-grad-norm", NULL}, {"schedule", NULL},
-    };
-    const char *optimizer = options_string(o, "optimizer");
-    int code = CLI_DONE;
-
-    /* Those that are loaded may have any, of which this may be the setting. */
-    if (options_flag(o, "load-experts") && !options_given(o, "optimizer"))
-        return CLI_DONE;
-    for (size_t i = 0; i < OPTION_COUNT(rows) && code == CLI_DONE; i++) {
-        const char *of = rows[i].of;
-        bool takes = strcmp(optimizer, "none") != 0 &&
-                     (of == NULL || strncmp(optimizer, of, strlen(of)) == 0); /* adam, adamw */
-        if (!takes)
-            code = options_idle(o, rows[i].name, "does nothing with --optimizer %s", optimizer);
-    }
-    return code;
-}
-
-static int check_usage(const struct options *o)
-{
-    int code = check_needs(o);
-
-    if (code == CLI_DONE)
-        code = check_flags(o);
-    if (code == CLI_DONE)
-        code = expert_class_options_check(o);
-    if (code == CLI_DONE)
-        code = check_optimizer(o);
-    if (code != CLI_DONE)
-        return code;
-    /* More rows than a batch may have is refused with both numbers, by the node. */
-    if (options_int(o, "min-batch-size") > 1 &&
-        options_int(o, "min-batch-size") <= options_int(o, "max-batch-size") &&
-        options_int(o, "batch-timeout") == 0)
-        return cli_usage_error(table.command,
-                               "--min-batch-size %" PRId64 ": goes with a --batch-timeout, the "
-                               "longest that rows wait for more",
-                               options_int(o, "min-batch-size"));
-    if (options_flag(o, "no-dht") &&
-        (options_given(o, "initial-peers") || options_given(o, "peers-file")))
-        return cli_usage_error(table.command, "--%s: not with --no-dht, which joins no swarm",
-                               options_given(o, "initial-peers") ? "initial-peers" : "peers-file");
-    if (options_given(o, "num-training-steps") &&
-        options_int(o, "num-warmup-steps") > options_int(o, "num-training-steps"))
-        return cli_usage_error(table.command,
-                               "--num-warmup-steps: %" PRId64 ", expected at most "
-                               "--num-training-steps, %" PRId64,
-                               options_int(o, "num-warmup-steps"),
-                               options_int(o, "num-training-steps"));
-    return CLI_DONE;
-}
-
 int cmd_node(int argc, char **argv)
 {
     struct options o;
@@ -761,7 +687,7 @@ int cmd_node(int argc, char **argv)
 
     if (!options_begin(&o, &table, argc, argv, &code))
         return code;
-    code = check_usage(&o);
+    code = node_check_usage(&o);
     if (code != CLI_DONE)
         goto out;
     fill_node_options(&o, &texts, &node_options);

@@ -32,6 +32,7 @@ static const struct option_table table = {
     .specs = specs,
     .count = OPTION_COUNT(specs),
 };
+const struct option_table *const cmd_peers_options = &table;
 
 static json_t *json_health(const struct skep_peer *p)
 {
@@ -137,11 +138,8 @@ static int ask_peer(const struct options *o)
     struct skep_peer peer;
     struct skep_error err = {0};
     char endpoint[ENDPOINT_TEXT_BYTES];
-    int code;
+    int code = client_from_options(table.command, o, true, &client, &deadline_us);
 
-    if (options_flag(o, "no-ping"))
-        return cli_usage_error(table.command, "--endpoint: not with --no-ping, as it is dialled");
-    code = client_from_options(table.command, o, true, &client, &deadline_us);
     if (code != CLI_DONE)
         return code;
     endpoint_format(options_endpoint(o, "endpoint"), endpoint);
@@ -162,7 +160,11 @@ int cmd_peers(int argc, char **argv)
 
     if (!options_begin(&o, &table, argc, argv, &code))
         return code;
-    code = options_endpoint(&o, "endpoint") != NULL ? ask_peer(&o) : list_peers(&o);
+    code = options_contrary(&o, "no-ping", "endpoint", "not with --endpoint, which is dialled");
+    if (code == CLI_DONE)
+        code = client_options_check_direct(&o);
+    if (code == CLI_DONE)
+        code = options_endpoint(&o, "endpoint") != NULL ? ask_peer(&o) : list_peers(&o);
     options_free(&o);
     return code;
 }

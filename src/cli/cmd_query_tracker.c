@@ -56,6 +56,7 @@ static const struct option_table table = {
     .specs = specs,
     .count = OPTION_COUNT(specs),
 };
+const struct option_table *const cmd_query_tracker_options = &table;
 
 static skep_status read_tracker(const struct options *o, struct endpoint *out,
                                 struct skep_error *err)
@@ -386,7 +387,12 @@ int cmd_query_tracker(int argc, char **argv)
     if (!options_begin(&o, &table, argc, argv, &code))
         return code;
     uint64_t deadline_us = clock_deadline_us((uint64_t)options_int(&o, "timeout"));
-    if (read_tracker(&o, &tracker, &err) != SKEP_OK)
+    code = options_string(&o, "request") == NULL
+               ? options_idle(&o, "priority", "goes with --request")
+               : CLI_DONE;
+    if (code != CLI_DONE)
+        ; /* said */
+    else if (read_tracker(&o, &tracker, &err) != SKEP_OK)
         code = cli_usage_error(table.command, "%s", err.message);
     else if (options_string(&o, "request") != NULL)
         code = request(&o, &tracker, deadline_us);

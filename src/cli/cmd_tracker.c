@@ -103,6 +103,7 @@ static const struct option_table table = {
     .count = OPTION_COUNT(specs),
     .log_level = "info",
 };
+const struct option_table *const cmd_tracker_options = &table;
 
 /* Shared with the signal handler. */
 struct running {
@@ -120,18 +121,35 @@ static void on_signal(void *arg)
         skep_tracker_request_stop(tracker);
 }
 
-static int read_options(const struct options *o, struct skep_tracker_options *out)
+/* --port-end is above --port, and of no use beside a --port of 0. */
+static int check_ports(struct options *o)
 {
+    int code = CLI_DONE;
+
+    if (options_given(o, "port-end") && options_int(o, "port-end") <= options_int(o, "port"))
+        code = options_outrank(o, "port", "port-end");
+    if (code == CLI_DONE && options_int(o, "port") == 0)
+        code = options_contrary(o, "port-end", "port", "does nothing with --port 0, which is any");
+    if (code == CLI_DONE && options_given(o, "port-end") &&
+        options_int(o, "port-end") <= options_int(o, "port"))
+        code = cli_usage_error(table.command,
+                               "--port-end %" PRId64 ": expected more than --port %" PRId64,
+                               options_int(o, "port-end"), options_int(o, "port"));
+    return code;
+}
+
+static int read_options(struct options *o, struct skep_tracker_options *out)
+{
+    int code = check_ports(o);
+
+    if (code != CLI_DONE)
+        return code;
     skep_tracker_options_init(out);
     out->host = options_string(o, "host");
     out->port = (uint16_t)options_int(o, "port");
     int64_t end = options_int(o, "port-end");
     if (!options_given(o, "port-end"))
         end = out->port < DEFAULT_PORT_END ? DEFAULT_PORT_END : out->port + 1;
-    else if (out->port != 0 && end <= out->port)
-        return cli_usage_error(table.command,
-                               "--port-end %" PRId64 ": expected more than --port %u", end,
-                               (unsigned)out->port);
     out->port_end = (uint32_t)end;
     out->silent = options_flag(o, "silent");
     out->report_interval_s = (uint32_t)options_int(o, "stats-report-interval");
@@ -142,14 +160,17 @@ static int read_options(const struct options *o, struct skep_tracker_options *ou
     return CLI_DONE;
 }
 
-/* Options of a swarm, without one. */
-static int check_idle(const struct options *o)
+/* Options of a swarm, without one; and of reports that nobody gets to see. */
+static int check_idle(struct options *o)
 {
-    static const char *const names[] = {
-        "no-federation", "initial-peers", "peers-file", "swarm",    "swarm-key",
-        "identity",      "listen",        "dht-listen", "announce", "update-period"};
-    int code = CLI_DONE;
+    static const char *const names[] = {"no-federation", "peers-file", "swarm",
+                                        "swarm-key",     "identity",   "listen",
+                                        "dht-listen",    "announce",   "update-period"};
+    int code = options_contrary(o, "initial-peers", "no-dht", "does nothing with --no-dht");
 
+    if (code == CLI_DONE && options_flag(o, "silent") && !options_flag(o, "json"))
+        code = options_idle(o, "stats-report-interval",
+                            "does nothing with --silent, but beside --json");
     for (size_t i = 0; i < OPTION_COUNT(names) && code == CLI_DONE; i++)
         if (options_flag(o, "no-dht"))
             code = options_idle(o, names[i], "does nothing with --no-dht");

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <uv.h>
 
+#include "cli/bench.h"
 #include "cli/options.h"
 #include "cli/output.h"
 
@@ -19,6 +20,17 @@ static const struct cli_command commands[] = {
 #undef CLI_ROW
 };
 enum { COMMAND_COUNT = sizeof(commands) / sizeof(commands[0]) };
+
+const struct option_table *cli_option_table(size_t i)
+{
+    static const struct option_table *const *const tables[] = {
+#define CLI_OPTIONS(function, name, summary) &function##_options,
+        CLI_COMMANDS(CLI_OPTIONS) CLI_BENCHES(CLI_OPTIONS)
+#undef CLI_OPTIONS
+    };
+
+    return i < OPTION_COUNT(tables) ? *tables[i] : NULL;
+}
 
 static const struct cli_command *find_command(const char *name)
 {

@@ -1,6 +1,7 @@
 /*
  * The subcommands of `skep`. A command is one file, cmd_<name>.c, with `int cmd_<name>(int argc,
- * char **argv)`, and one line here. argv[0] is the command's name; the result is the exit code.
+ * char **argv)` and the table of its options, cmd_<name>_options, and one line here. argv[0] is the
+ * command's name; the result is the exit code.
  */
 #ifndef SKEP_CLI_COMMAND_H
 #define SKEP_CLI_COMMAND_H
@@ -22,16 +23,22 @@
     X(cmd_bench, "bench", "measure it on this machine")                                            \
     X(cmd_keygen, "keygen", "make the key file of a node or a private swarm")
 
+struct option_table;
+
 struct cli_command {
     const char *name;
     const char *summary;
     int (*run)(int argc, char **argv);
 };
 
-#define CLI_DECLARE(function, name, summary) int function(int argc, char **argv);
+#define CLI_DECLARE(function, name, summary)                                                       \
+    int function(int argc, char **argv);                                                           \
+    extern const struct option_table *const function##_options;
 CLI_COMMANDS(CLI_DECLARE)
 #undef CLI_DECLARE
 
+/* The options of all commands and benchmarks, one after the other; NULL behind the last. */
+const struct option_table *cli_option_table(size_t i);
 /* "help", "--help" or "-h", which stand for each other where a command's name is expected. */
 bool cli_asks_for_help(const char *text);
 /* Runs `skep` with the arguments of main(). Returns its exit code. */

@@ -26,7 +26,7 @@ static bool is_built_in(const char *cls)
     return false;
 }
 
-int expert_class_options_check(const struct options *o)
+int expert_class_options_check(struct options *o)
 {
     static const struct {
         const char *name, *cls;

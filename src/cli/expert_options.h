@@ -33,6 +33,6 @@ void expert_class_options_read(const struct options *o, struct skep_expert_optio
  * Options that the class of --expert-cls does not have: as options_idle(). A plugin's class is
  * handed all of them, so what does nothing there only the plugin knows.
  */
-int expert_class_options_check(const struct options *o);
+int expert_class_options_check(struct options *o);
 
 #endif

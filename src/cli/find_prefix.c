@@ -209,10 +209,15 @@ int find_prefix_watch(const char *command, const struct options *o, struct skep_
     struct skep_watch *watch;
     struct skep_error err = {0};
 
+    /* Not before: until the swarm has been joined a signal ends the program, which has nothing to
+     * take back then. */
+    signals_begin(NULL, NULL);
     live.table = !live.json && output_is_terminal(stdout);
     atomic_init(&live.changed, true);
-    if (skep_watch_new(client, prefix, on_event, &live, &watch, &err) != SKEP_OK)
+    if (skep_watch_new(client, prefix, on_event, &live, &watch, &err) != SKEP_OK) {
+        signals_end();
         return cli_fail(command, &err);
+    }
     uint64_t draw_us = 0; /* at least once a second, for the last column */
     while (!signals_wait(live.table ? clock_deadline_us(REDRAW_MS) : CLOCK_NEVER)) {
         if (live.table && (atomic_exchange(&live.changed, false) || clock_mono_us() >= draw_us)) {
@@ -221,5 +226,6 @@ int find_prefix_watch(const char *command, const struct options *o, struct skep_
         }
     }
     skep_watch_free(watch);
+    signals_end();
     return CLI_DONE;
 }

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "cli/environment.h"
 #include "cli/options_internal.h"
 #include "cli/output.h"
 
@@ -194,22 +195,13 @@ static skep_status parse_command_line(struct options *o, int argc, char **argv,
     return rc;
 }
 
-static void environment_name(const char *name, char *out, size_t cap)
-{
-    size_t used = (size_t)snprintf(out, cap, "SKEP_");
-
-    for (; *name != '\0' && used + 1 < cap; name++)
-        out[used++] = (char)(*name == '-' ? '_' : toupper((unsigned char)*name));
-    out[used] = '\0';
-}
-
 static skep_status parse_environment(struct options *o, struct skep_error *err)
 {
-    char name[OPTION_NAME_BYTES];
+    char name[ENVIRONMENT_NAME_BYTES];
     skep_status rc = SKEP_OK;
 
     for (size_t i = 0; i < option_total(o->table) && rc == SKEP_OK; i++) {
-        environment_name(option_at(o->table, i)->name, name, sizeof(name));
+        environment_name(option_at(o->table, i)->name, name);
         const char *text = i == HELP_OPTION ? NULL : getenv(name);
         if (text != NULL && text[0] != '\0')
             rc = option_assign(o, i, SOURCE_ENVIRONMENT, text, name, err);
@@ -339,6 +331,7 @@ bool options_begin(struct options *out, const struct option_table *table, int ar
         return false;
     }
     set_log_level(out);
+    environment_warn();
     return true;
 }
 
@@ -394,22 +387,75 @@ const char *const *options_list(const struct options *o, const char *name, size_
     return (const char *const *)value->texts;
 }
 
-int options_idle(const struct options *o, const char *name, const char *why, ...)
+bool options_in_force(const struct options *o, const char *name)
 {
     size_t i = option_find(o->table, name, strlen(name));
+
+    return options_given(o, name) &&
+           (option_at(o->table, i)->kind != OPTION_FLAG || o->values[i].flag);
+}
+
+static enum option_source source_of(const struct options *o, const char *name)
+{
+    return o->values[option_find(o->table, name, strlen(name))].source;
+}
+
+static const char *place_of(const struct options *o, const char *name)
+{
+    return source_of(o, name) == SOURCE_FILE ? "configuration file" : "environment";
+}
+
+/* As if it had not been given. */
+static int take_out(struct options *o, const char *name)
+{
+    size_t i = option_find(o->table, name, strlen(name));
+    const char *text = option_default(o->table, option_at(o->table, i));
+    struct skep_error err = {0};
+
+    option_value_clear(&o->values[i]);
+    if (text == NULL || option_assign(o, i, SOURCE_DEFAULT, text, name, &err) == SKEP_OK)
+        return CLI_DONE;
+    return cli_fail_before(o->table->command, &err);
+}
+
+int options_idle(struct options *o, const char *name, const char *why, ...)
+{
     char text[256];
     va_list args;
 
-    if (!options_given(o, name))
+    if (!options_in_force(o, name))
         return CLI_DONE;
     va_start(args, why);
     vsnprintf(text, sizeof(text), why, args);
     va_end(args);
-    if (o->values[i].source == SOURCE_COMMAND_LINE)
+    if (source_of(o, name) == SOURCE_COMMAND_LINE)
         return cli_usage_error(o->table->command, "--%s: %s", name, text);
-    log_warn("--%s, as the %s has it: %s", name,
-             o->values[i].source == SOURCE_FILE ? "configuration file" : "environment", text);
-    return CLI_DONE;
+    log_warn("--%s, as the %s has it: %s", name, place_of(o, name), text);
+    return take_out(o, name);
+}
+
+int options_outrank(struct options *o, const char *name, const char *other)
+{
+    if (!options_in_force(o, name) || !options_in_force(o, other) ||
+        source_of(o, name) == source_of(o, other))
+        return CLI_DONE;
+    bool goes = source_of(o, name) > source_of(o, other);
+    const char *lower = goes ? name : other;
+    const char *higher = goes ? other : name;
+    log_warn("--%s, as the %s has it: left out, as --%s, %s%s, contradicts it", lower,
+             place_of(o, lower), higher,
+             source_of(o, higher) == SOURCE_COMMAND_LINE ? "on the command line" : "of the ",
+             source_of(o, higher) == SOURCE_COMMAND_LINE ? "" : place_of(o, higher));
+    return take_out(o, lower);
+}
+
+int options_contrary(struct options *o, const char *name, const char *other, const char *why)
+{
+    int code = options_outrank(o, name, other);
+
+    if (code == CLI_DONE && options_in_force(o, other))
+        code = options_idle(o, name, "%s", why);
+    return code;
 }
 
 bool options_given(const struct options *o, const char *name)

@@ -130,13 +130,25 @@ const char *const *options_list(const struct options *o, const char *name, size_
 bool options_given(const struct options *o, const char *name);
 
 /*
- * For an option that has no effect beside the others: nothing if it was not given. On the command
- * line it is refused, as whoever typed it expects something of it: cli_usage_error(). In the
- * environment or a configuration file, which several setups may share, it is warned about.
+ * For an option that has no effect beside the others: nothing if it was not given, or is a flag
+ * that says false. On the command line it is refused, as whoever typed it expects something of it:
+ * cli_usage_error(). In the environment or a configuration file, which several setups may share, it
+ * is warned about and taken out: its default holds from then on.
  * @param why  with a name of what makes it so: "does nothing with --optimizer adam".
- * @return CLI_DONE or CLI_USAGE.
+ * @return CLI_DONE, CLI_USAGE, or CLI_FAILED if memory is short.
  */
-int options_idle(const struct options *o, const char *name, const char *why, ...) SKEP_PRINTF(3, 4);
+int options_idle(struct options *o, const char *name, const char *why, ...) SKEP_PRINTF(3, 4);
+/*
+ * For two options that contradict each other: the one that was given where it ranks lower, as a
+ * variable of the environment does beside the command line, is taken out with a warning. Nothing if
+ * they have the same rank or are not both given. Returns as options_idle().
+ */
+int options_outrank(struct options *o, const char *name, const char *other);
+/* The same, where of two of the same rank `name` is the idle one. @param why  a sentence's end, as
+ * of options_idle(). */
+int options_contrary(struct options *o, const char *name, const char *other, const char *why);
+/* Whether it was given and, if it is a flag, says true. */
+bool options_in_force(const struct options *o, const char *name);
 
 /* The help: an example first, then the options with their defaults. */
 void options_print_help(const struct option_table *table, FILE *out);

@@ -51,6 +51,33 @@ printf 'help = yes\n' >"$work/conf"
 expect 2 "$work/conf:1: \"help\": does not go into a file" keygen --config "$work/conf"
 expect 0 'ffn_small_batch_512clients_32handlers,' bench throughput --help
 expect 2 'no argument, expected UID' call
+for ending in npy pt pth; do
+    expect 2 "--output w.$ending: is going to be a safetensors file" \
+        export a.0 --checkpoint-dir "$work" --output "w.$ending"
+done
+expect 2 '"ffn.", with the dot, lists what is under it' find ffn --initial-peers 127.0.0.1:9
+expect 2 '--priority: goes with --request' query-tracker --priority 3
+expect 2 '--expert-batch-size: goes with --num-experts' bench dht --expert-batch-size 3
+expect 2 '--num-bulk: does nothing with --num-experts' bench dht --num-experts 64 --num-bulk 3
+expect 2 '--precision: does nothing with --preset nop' \
+    bench throughput --preset nop --precision bfloat16
+
+# A variable is of no command, of this one, or of another.
+expect_with() {
+    local setting=$1
+    shift
+    export "${setting?}"
+    expect "$@"
+    unset "${setting%%=*}"
+}
+expect_with SKEP_INITAL_PEERS=127.0.0.1:9 0 'did you mean SKEP_INITIAL_PEERS?' \
+    keygen --identity "$work/first.key"
+expect_with SKEP_PRIORITY=high 2 'SKEP_PRIORITY: "high", expected a whole number' query-tracker
+if SKEP_INITIAL_PEERS=127.0.0.1:9 "$skep" keygen --swarm-key "$work/first.swarm" 2>&1 |
+    grep -q WARN; then
+    echo 'a variable of other commands was warned about' >&2
+    failures=$((failures + 1))
+fi
 expect 2 'cannot open' keygen --config "$work/absent"
 
 expect 0 'identity of peer ' keygen --identity "$work/node.key"
@@ -87,8 +114,14 @@ for folder in . deploy; do
     script 2 'install-deps build' "$folder" "$path" nonsense
     script 0 'install-deps build' "$folder" "$path" --help
 done
+script 2 'install-deps: nonsense: expected build or test' . ./deploy/install-deps nonsense
 script 0 'tests/run --quick' . ./tests/run --help
 script 2 'tests/run --quick' tests ./run --nonsense
+script 2 'tests/run: --nonsense: unknown option' tests ./run --nonsense
+script 0 'deploy/quickstart --moe' deploy ./quickstart --help
+script 2 'quickstart: --bogus: unknown option' . ./deploy/quickstart --bogus
+script 2 'deploy/quickstart --moe' deploy ./quickstart --bogus
+script 2 'quickstart: extra: unexpected argument' . ./deploy/quickstart --moe extra
 
 # Every command has a help that starts with an example.
 for command in $("$skep" help | sed -n '/^Commands:/,/^$/s/^  \([a-z-]*\) .*/\1/p'); do

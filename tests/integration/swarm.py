@@ -21,10 +21,13 @@ import tempfile
 import time
 import traceback
 
-SKEP = os.environ["SKEP_PROGRAM"]
-GOLDEN = os.environ.get("SKEP_GOLDEN_DIR", "")
+# What is set for the tests. The programs they start would take SKEP_ variables for options: none of
+# these, nor any of whoever runs the tests, is for them.
+SETTINGS = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("SKEP_")}
+SKEP = SETTINGS["SKEP_PROGRAM"]
+GOLDEN = SETTINGS.get("SKEP_GOLDEN_DIR", "")
 # Sanitized builds are slower: every deadline is stretched by this factor.
-PATIENCE = float(os.environ.get("SKEP_TEST_PATIENCE", "1"))
+PATIENCE = float(SETTINGS.get("SKEP_TEST_PATIENCE", "1"))
 
 
 def skip(reason):
@@ -295,7 +298,9 @@ class Swarm:
 
     def node(self, name, uids, peers, *arguments, cls="nop", hidden=16, listen="127.0.0.1:*",
              **more):
-        command = ["node", "--listen", listen, "--hidden-dim", str(hidden), "--expert-cls", cls]
+        command = ["node", "--listen", listen]
+        if uids or "--expert-pattern" in arguments:
+            command += ["--hidden-dim", str(hidden), "--expert-cls", cls]
         if uids:
             command += ["--expert-uids", ",".join(uids)]
         if peers:

@@ -9,7 +9,7 @@ import struct
 import time
 
 from namespaces import SmallDisk, lacks_disks, only_with
-from swarm import HeldThread, Swarm, call, main, read_npy, refused, until, write_npy
+from swarm import SETTINGS, HeldThread, Swarm, call, main, read_npy, refused, until, write_npy
 from wire import Connection, DATA, END, HEADERS, frame, tensor
 
 HIDDEN = 16
@@ -128,10 +128,10 @@ def case_a_stopped_node_goes_on_where_it_was():
 def case_killed_at_any_moment_it_starts_again():
     """A row of nodes (SKEP_TEST_LIVES: 20), each killed at some moment after its first to tenth save
     while it trains and saves: more than a hundred saves."""
-    seed = int(os.environ.get("SKEP_TEST_SEED", random.randrange(1 << 32)))
+    seed = int(SETTINGS.get("SKEP_TEST_SEED", random.randrange(1 << 32)))
     print("seed %d (SKEP_TEST_SEED)" % seed)
     chance = random.Random(seed)
-    lives = int(os.environ.get("SKEP_TEST_LIVES", "20"))
+    lives = int(SETTINGS.get("SKEP_TEST_LIVES", "20"))
     wanted = [life % 10 + 1 for life in range(lives)]
     chance.shuffle(wanted)
     saves = 0
@@ -247,6 +247,26 @@ def case_an_unusable_folder_is_named():
         refused(2, ["checkpoint-period", "0"], *base, path, "--checkpoint-period", "0")
         # Nothing can be made in /proc, by root either.
         refused((1, 3), ["/proc", "write checkpoints"], *base, "/proc")
+
+
+def case_experts_to_load_must_be_there():
+    """A node that serves nothing is not what was asked for; nor is a folder that nobody has made."""
+    with Swarm() as swarm:
+        folder = swarm.path("kept")
+        base = ["node", "--no-dht", "--listen", "127.0.0.1:*", "--checkpoint-dir", folder,
+                "--load-experts"]
+        refused(1, [folder + ": does not exist", "expected the folder of experts"], *base)
+        assert not os.path.exists(folder)
+        os.makedirs(folder + "/no-uid")
+        refused(1, [folder + ": holds no expert that can be loaded", "expected", "no-uid"], *base)
+        refused(1, "holds no expert that can be loaded", *base, "--expert-pattern", "att.[0:4]")
+        # Others that are asked for are made.
+        for name, more in (("uids", ["--expert-uids", "ffn.0.0"]),
+                           ("pattern", ["--expert-pattern", "att.[0:4]", "--num-experts", "1"])):
+            process = swarm.start(name, *base, *more, "--hidden-dim", "8")
+            assert len(process.facts["experts"]) == 1, process.facts
+            assert folder + ": no expert to load" in process.read_log(), process.read_log()
+            process.kill()
 
 
 def case_what_the_folder_holds_is_hosted():

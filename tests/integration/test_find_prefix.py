@@ -4,6 +4,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import time
 
@@ -133,6 +134,36 @@ def case_a_goodbye_is_heard_wherever_one_watches():
                     slowest = max(slowest, time.monotonic() - sent)
                 assert node.wait() == 0
     return "ok, all seen within %.1f s of the signal" % slowest
+
+
+def case_a_signal_ends_a_command_that_is_still_joining():
+    """At once, as there is nothing to wait for: by the signal itself, not by its time being over."""
+    commands = (("find", "ffn.", "--watch"), ("find", "ffn."), ("find", "ffn.0.0"), ("peers",),
+                ("call", "ffn.0.0"))
+    for command in commands:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+                silent.bind(("127.0.0.1", 0))
+                silent.settimeout(30 * PATIENCE)
+                process = subprocess.Popen(
+                    [SKEP, *command, "--timeout", "1h", "--initial-peers",
+                     "127.0.0.1:%d" % silent.getsockname()[1]],
+                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                try:
+                    silent.recv(2048)  # it asks to join
+                    process.send_signal(number)
+                    assert process.wait(30 * PATIENCE) == -number, (command, process.returncode)
+                finally:
+                    process.kill()
+                    process.wait()
+
+
+def case_a_name_that_nobody_serves_may_be_a_prefix():
+    with Swarm() as swarm:
+        node = swarm.node("node", ["ffn.0.0"], [])
+        refused(3, ["nobody serves ffn.0;", '"ffn.0."', '"ffn."'], "find", "ffn.0",
+                "--initial-peers", node.peer)
+        refused(2, ['"ffn.", with the dot, lists'], "find", "ffn", "--initial-peers", node.peer)
 
 
 def peers_of(peer, *more):

@@ -1,10 +1,10 @@
 """A swarm of five processes: a bootstrap peer and four nodes, each joined through another."""
 
-import os
 import random
 import subprocess
 
-from swarm import Swarm, call, find, main, read_safetensors, until, until_found, write_safetensors
+from swarm import (SETTINGS, Swarm, call, find, main, read_safetensors, until, until_found,
+                   write_safetensors)
 
 HIDDEN, ROWS, SEED = 48, 7, 1234
 UIDS = {"a": ["ffn.0.0", "ffn.0.1"], "b": ["ffn.1.0"], "c": ["ffn.2.5"],
@@ -42,7 +42,7 @@ def case_every_uid_is_found_through_every_peer():
 
 def local_run(uid, x, grad, steps):
     """What the same expert answers in this machine's memory: hex lines, see local_expert.c."""
-    out = subprocess.run([os.environ["SKEP_LOCAL_EXPERT"], uid, str(HIDDEN), str(SEED), x, grad,
+    out = subprocess.run([SETTINGS["SKEP_LOCAL_EXPERT"], uid, str(HIDDEN), str(SEED), x, grad,
                           str(steps)], stdout=subprocess.PIPE, check=True, timeout=120)
     return out.stdout.decode().split()
 

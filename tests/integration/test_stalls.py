@@ -4,10 +4,10 @@ import json
 import os
 import subprocess
 
-from swarm import (PATIENCE, SKEP, Swarm, call, find, main, read_npy, refused, run, until,
+from swarm import (PATIENCE, SETTINGS, SKEP, Swarm, call, find, main, read_npy, refused, run, until,
                    until_found, until_gone, write_npy)
 
-PLUGIN = os.environ["SKEP_TEST_PLUGIN"]
+PLUGIN = SETTINGS["SKEP_TEST_PLUGIN"]
 HIDDEN = 4
 
 

@@ -22,8 +22,9 @@ def tracker_of(process):
 
 def start_tracker(swarm, name, *arguments, port=0, peers=()):
     more = ["--initial-peers", ",".join(peers)] if peers else []
-    return swarm.start(name, "tracker", "--host", "127.0.0.1", "--port", str(port), "--port-end",
-                       str(port + 1), *more, *arguments)
+    if port != 0:
+        more += ["--port-end", str(port + 1)]
+    return swarm.start(name, "tracker", "--host", "127.0.0.1", "--port", str(port), *more, *arguments)
 
 
 def find_resource(peer, key, seconds=15):
@@ -147,10 +148,12 @@ def case_a_tracker_that_is_killed_and_restarted_hears_everything_anew():
 def case_options_that_contradict_each_other_are_refused():
     with Swarm() as swarm:
         node = ("node", "--listen", "127.0.0.1:*")
-        refused(2, "tracker_key", *node, "--tracker", "127.0.0.1:9190")
-        refused(2, "no tracker to register with", *node, "--no-tracker", "--tracker-key", "k")
-        refused(2, "no_tracker", *node, "--no-tracker", "--tracker-listen", "127.0.0.1:9190")
-        refused(2, "--match-key needs --endpoint", "call", "ffn.0", "--match-key", "k",
+        refused(2, "--tracker: goes with --tracker-key", *node, "--tracker", "127.0.0.1:9190")
+        refused(2, ["--tracker-key", "--no-tracker", "to register with"], *node, "--no-tracker",
+                "--tracker-key", "k")
+        refused(2, "--tracker-listen: not with --no-tracker", *node, "--no-tracker",
+                "--tracker-listen", "127.0.0.1:9190")
+        refused(2, "--match-key: goes with --endpoint", "call", "ffn.0", "--match-key", "k",
                 "--initial-peers", "127.0.0.1:9")
         refused(2, "expected a UID", "find", "--initial-peers", "127.0.0.1:9")
         with_tracker = swarm.node("node", [], [], "--tracker-listen", "127.0.0.1:*")

@@ -33,7 +33,8 @@ def case_values_of_options():
             "no_such_class")
     refused(2, ["no_such_optimizer", "adam"], *NODE, "--expert-uids", "a.0", "--optimizer",
             "no_such_optimizer")
-    refused(2, ["min_batch_size"], *NODE, "--min-batch-size", "9", "--max-batch-size", "8")
+    refused(2, ["--min-batch-size: 9, expected at most --max-batch-size, 8"], *NODE,
+            "--min-batch-size", "9", "--max-batch-size", "8")
     for name, text in (("x" * 128, "1 to 127 bytes"), ("a\nb", "\\x0a"), ("\udcff", "\\xff"),
                        ("\u009b", "control")):
         for command in (NODE, ("dht", "--listen", "127.0.0.1:*"), ("tracker",),
@@ -92,11 +93,11 @@ def case_addresses():
 
 def case_contradictions_of_call():
     peers = ("--initial-peers", "127.0.0.1:9")
-    refused(2, "--input and --output", "call", "ffn.0", *peers, "--input", "x.npy")
-    refused(2, "--input and --output", "call", "ffn.0", *peers, "--output", "x.npy")
-    refused(2, "--grad needs --input", "call", "ffn.0", *peers, "--grad", "x.npy")
-    refused(2, "--peer-id needs --endpoint", "call", "ffn.0", *peers, "--peer-id", "00" * 32)
-    refused(2, "--request-id needs --grad", "call", "ffn.0", *peers, "--request-id", "00" * 16)
+    refused(2, "--input: goes with --output", "call", "ffn.0", *peers, "--input", "x.npy")
+    refused(2, "--output: goes with --input", "call", "ffn.0", *peers, "--output", "x.npy")
+    refused(2, "--grad: goes with --input", "call", "ffn.0", *peers, "--grad", "x.npy")
+    refused(2, "--peer-id: goes with --endpoint", "call", "ffn.0", *peers, "--peer-id", "00" * 32)
+    refused(2, "--request-id: goes with --grad", "call", "ffn.0", *peers, "--request-id", "00" * 16)
     refused(2, "--request-id needs --identity", "call", "ffn.0", *peers, "--input", "x", "--output",
             "y.npy", "--grad", "z", "--request-id", "00" * 16)
     refused(2, "32 hex digits", "call", "ffn.0", *peers, "--input", "x", "--output", "y.npy",
@@ -255,7 +256,18 @@ def case_options_that_would_do_nothing_are_refused():
             (["--num-training-steps", "3"], "--num-training-steps: goes with --schedule"),
             (["--schedule", "linear-with-warmup", "--num-warmup-steps", "9",
               "--num-training-steps", "8"], "--num-warmup-steps: 9, expected at most"),
-            (["--min-batch-size", "2"], "--min-batch-size 2: goes with a --batch-timeout"),
+            (["--schedule", "none", "--num-warmup-steps", "9"],
+             "--num-warmup-steps: goes with --schedule"),
+            (["--schedule", "constant-with-warmup", "--num-warmup-steps", "9",
+              "--num-training-steps", "8"],
+             "--num-training-steps: does nothing with --schedule constant-with-warmup"),
+            (["--tracker", "127.0.0.1:9"], "--tracker: goes with --tracker-key"),
+            (["--no-dht", "--announce", "127.0.0.1:9"],
+             "--announce: does nothing with --no-dht and without --tracker-key"),
+            (["--min-batch-size", "2"], "--min-batch-size: goes with --batch-timeout"),
+            (["--batch-timeout", "50ms"], "--batch-timeout: goes with --min-batch-size"),
+            (["--batch-timeout", "50ms", "--min-batch-size", "1"],
+             "--batch-timeout: goes with --min-batch-size"),
             (["--no-dht", "--initial-peers", "127.0.0.1:9"], "--initial-peers: not with --no-dht"),
             (["--no-dht", "--peers-file", "p"], "--peers-file: not with --no-dht"),
             (["--lease-timeout", "1m"], "--lease-timeout: goes with --tracker-key"),
@@ -282,6 +294,34 @@ def case_options_that_would_do_nothing_are_refused():
             (["--expert-cls", "nop", "--evaluation"],
              "--evaluation: does nothing with --expert-cls nop")):
         refused(2, said, *NODE, *arguments)
+    # Of experts, which are none, or as they were saved.
+    for option, value in (("--expert-cls", "nop"), ("--hidden-dim", "8"), ("--seed", "1")):
+        refused(2, "%s: goes with --expert-uids or --expert-pattern" % option, *NODE, option, value)
+        refused(2, "%s: does nothing with --load-experts alone" % option, *NODE, option, value,
+                "--load-experts", "--checkpoint-dir", "never-made")
+    refused(2, "--intermediate-dim: does nothing with --load-experts alone", *NODE,
+            "--intermediate-dim", "8", "--load-experts", "--checkpoint-dir", "never-made")
+    for option, value in (("--max-batch-size", "8"), ("--checkpoint-dir", "never-made"),
+                          ("--optimizer", "sgd"), ("--compression", "float16")):
+        refused(2, "%s: goes with --expert-uids, --expert-pattern or --load-experts" % option, *NODE,
+                option, value)
+    assert not os.path.exists("never-made")
+    for arguments, said in (
+            (["--port", "0", "--port-end", "9199"], "--port-end: does nothing with --port 0"),
+            (["--silent", "--stats-report-interval", "9s"],
+             "--stats-report-interval: does nothing with --silent"),
+            (["--no-dht", "--initial-peers", "127.0.0.1:9"],
+             "--initial-peers: does nothing with --no-dht")):
+        refused(2, said, "tracker", *arguments)
+    for command in (("call", "ffn.0.0"), ("peers",)):
+        for option, value in (("--initial-peers", "127.0.0.1:9"), ("--dht-listen", "127.0.0.1:*")):
+            refused(2, "%s: does nothing with --endpoint" % option, *command, "--endpoint",
+                    "127.0.0.1:9", option, value)
+    refused(2, "--no-ping: not with --endpoint", "peers", "--endpoint", "127.0.0.1:9", "--no-ping")
+    refused(2, "--watch: goes with a prefix", "find", "ffn.0", "--watch", "--initial-peers",
+            "127.0.0.1:9")
+    refused(2, "--resource: does not go together with UIDs", "find", "ffn.0", "--resource", "k",
+            "--initial-peers", "127.0.0.1:9")
     refused(2, "--update-period: does nothing with --no-dht", "tracker", "--no-dht", "--port", "0",
             "--update-period", "9")
     nobody = ("--endpoint", "127.0.0.1:9")
@@ -304,18 +344,70 @@ def case_options_that_do_nothing_in_a_shared_file_are_warned_about():
         with open(config, "w") as file:
             file.write("momentum = 0.9\nkeep-checkpoints = 3\n")
         node = swarm.start("node", *NODE, "--config", config,
-                           environment={"SKEP_INTERMEDIATE_DIM": "8", "SKEP_LEASE_TIMEOUT": "1m"})
+                           environment={"SKEP_INTERMEDIATE_DIM": "8", "SKEP_LEASE_TIMEOUT": "1m",
+                                        "SKEP_BATCH_TIMEOUT": "1s", "SKEP_HIDEN_DIM": "7"})
         log = node.read_log()
         for said in (
                 "--momentum, as the configuration file has it: does nothing with --optimizer adam",
                 "--keep-checkpoints, as the configuration file has it: goes with --checkpoint-dir",
                 "--intermediate-dim, as the environment has it: does nothing with --expert-cls ffn",
-                "--lease-timeout, as the environment has it: goes with --tracker-key"):
+                "--lease-timeout, as the environment has it: goes with --tracker-key",
+                "--batch-timeout, as the environment has it: goes with --min-batch-size",
+                '"SKEP_HIDEN_DIM" is no option of any command, it does nothing; did you mean '
+                "SKEP_HIDDEN_DIM?"):
             assert log.count(said) == 1, log
         # What uses them is not warned about.
         quiet = swarm.start("quiet", *NODE, "--config", config, "--optimizer", "sgd",
-                            "--checkpoint-dir", swarm.path("experts"))
+                            "--checkpoint-dir", swarm.path("experts"), "--expert-uids", "ffn.0",
+                            "--hidden-dim", "8")
         assert "WARN" not in quiet.read_log(), quiet.read_log()
+
+
+def case_the_command_line_wins_over_what_contradicts_it():
+    """Which then is left out, with a warning."""
+    with Swarm() as swarm:
+        node = swarm.node("node", ["ffn.0.0"], [])
+        out, said = run("call", "ffn.0.0", "--endpoint", node.endpoint,
+                        environment={"SKEP_INITIAL_PEERS": "127.0.0.1:9", "SKEP_OUTPUT": "y.npy"})
+        assert "[rows, 16] F32" in out, out
+        assert "--initial-peers, as the environment has it: left out, as --endpoint, on the command " \
+            "line, contradicts it" in said, said
+        assert "--output, as the environment has it: goes with --input" in said, said
+        out, said = run("peers", "--endpoint", node.endpoint, environment={"SKEP_NO_PING": "yes"})
+        assert "--no-ping, as the environment has it: left out" in said, said
+        said = refused(4, "--endpoint, as the environment has it: left out, as --initial-peers",
+                       "call", "ffn.0.0", "--initial-peers", "127.0.0.1:9", timeout_option(1),
+                       environment={"SKEP_ENDPOINT": node.endpoint})
+        assert "no DHT peer answered" in said, said
+        out, said = run("find", "ffn.0.0", "--initial-peers", node.peer,
+                        environment={"SKEP_RESOURCE": "k", "SKEP_WATCH": "yes"}, code=(0, 3))
+        assert "--resource, as the environment has it: does not go together with UIDs" in said, said
+        assert "--watch, as the environment has it: goes with a prefix" in said, said
+        config = swarm.path("node.conf")
+        with open(config, "w") as file:
+            file.write("no-dht = yes\nno-tracker = yes\nmax-batch-size = 4\n")
+        joined = swarm.start("joined", *NODE, "--config", config, "--initial-peers", node.peer,
+                             "--tracker-listen", "127.0.0.1:*", "--min-batch-size", "8",
+                             "--batch-timeout", "1ms", "--expert-uids", "ffn.0.1", "--hidden-dim",
+                             "16")
+        log = joined.read_log()
+        for lower, higher in (("no-dht", "initial-peers"), ("no-tracker", "tracker-listen"),
+                              ("max-batch-size", "min-batch-size")):
+            said = "--%s, as the configuration file has it: left out, as --%s, on the command line" % (
+                lower, higher)
+            assert log.count(said) == 1, log
+        assert joined.facts["tracker"] is not None and joined.facts["dht_port"] > 0, joined.facts
+        alone = swarm.start("alone", *NODE, "--no-dht", "--no-tracker",
+                            environment={"SKEP_INITIAL_PEERS": node.peer, "SKEP_TRACKER_KEY": "k"})
+        log = alone.read_log()
+        assert "--initial-peers, as the environment has it: left out, as --no-dht" in log, log
+        assert "--tracker-key, as the environment has it: left out, as --no-tracker" in log, log
+        tracker = swarm.start("tracker", "tracker", "--no-dht", "--port", "0",
+                              environment={"SKEP_PORT_END": "9199"})
+        assert "--port-end, as the environment has it: left out, as --port" in tracker.read_log()
+        # Whoever contradicts himself in one place is told.
+        refused(2, "--port-end 9100: expected more than --port 9190", "tracker", "--port", "9190",
+                "--port-end", "9100")
 
 
 def case_what_a_node_without_experts_says():

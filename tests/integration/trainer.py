@@ -3,9 +3,9 @@
 import os
 import subprocess
 
-from swarm import GOLDEN
+from swarm import GOLDEN, SETTINGS
 
-DIGITS = os.environ["SKEP_DIGITS"]
+DIGITS = SETTINGS["SKEP_DIGITS"]
 
 
 class Trainer:

@@ -6,8 +6,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <skep/log.h>
 #include "base/alloc.h"
 #include "base/error.h"
+#include "cli/environment.h"
 #include "cli/options.h"
 #include "cli/output.h"
 #include "tempdir.h"
@@ -598,6 +600,116 @@ static void every_failed_allocation_is_reported(void **state)
     assert_true(n > 10);
 }
 
+static void option_of_the_lower_rank_gives_way(void **state)
+{
+    (void)state;
+    static const char why[] = "not with --no-dht";
+    size_t count;
+    struct options o;
+
+    setenv("SKEP_NO_DHT", "yes", 1);
+    o = parse_good(ARGS("--initial-peers", "a:1"));
+    assert_int_equal(options_contrary(&o, "initial-peers", "no-dht", why), CLI_DONE);
+    assert_false(options_flag(&o, "no-dht"));
+    options_list(&o, "initial-peers", &count);
+    assert_int_equal(count, 1);
+    options_free(&o);
+    /* Both in one place that others share: the one that does nothing goes. */
+    setenv("SKEP_INITIAL_PEERS", "a:1", 1);
+    o = parse_good(NO_ARGS);
+    assert_int_equal(options_outrank(&o, "initial-peers", "no-dht"), CLI_DONE);
+    assert_true(options_in_force(&o, "initial-peers") && options_in_force(&o, "no-dht"));
+    assert_int_equal(options_contrary(&o, "initial-peers", "no-dht", why), CLI_DONE);
+    assert_true(options_flag(&o, "no-dht"));
+    assert_false(options_given(&o, "initial-peers"));
+    options_free(&o);
+    unsetenv("SKEP_NO_DHT");
+    o = parse_good(ARGS("--no-dht"));
+    assert_int_equal(options_contrary(&o, "initial-peers", "no-dht", why), CLI_DONE);
+    options_list(&o, "initial-peers", &count);
+    assert_int_equal(count, 0);
+    assert_true(options_flag(&o, "no-dht"));
+    options_free(&o);
+    unsetenv("SKEP_INITIAL_PEERS");
+    o = parse_good(ARGS("--config", write_config("no-dht = yes\n"), "--initial-peers", "a:1"));
+    assert_int_equal(options_contrary(&o, "initial-peers", "no-dht", why), CLI_DONE);
+    assert_false(options_flag(&o, "no-dht"));
+    options_free(&o);
+    o = parse_good(ARGS("--no-dht", "--initial-peers", "a:1"));
+    assert_int_equal(options_contrary(&o, "initial-peers", "no-dht", why), CLI_USAGE);
+    options_free(&o);
+    /* A flag that says false contradicts nothing. */
+    o = parse_good(ARGS("--no-dht=false", "--initial-peers", "a:1"));
+    assert_int_equal(options_contrary(&o, "initial-peers", "no-dht", why), CLI_DONE);
+    assert_true(options_given(&o, "initial-peers"));
+    options_free(&o);
+}
+
+static void idle_option_has_its_default_again(void **state)
+{
+    (void)state;
+    setenv("SKEP_MAX_BATCH_SIZE", "7", 1);
+    struct options o = parse_good(NO_ARGS);
+
+    assert_int_equal(options_idle(&o, "max-batch-size", "does %s", "nothing"), CLI_DONE);
+    assert_int_equal(options_int(&o, "max-batch-size"), 4096);
+    assert_false(options_given(&o, "max-batch-size"));
+    options_free(&o);
+    unsetenv("SKEP_MAX_BATCH_SIZE");
+    o = parse_good(ARGS("--max-batch-size", "7"));
+    assert_int_equal(options_idle(&o, "max-batch-size", "does nothing"), CLI_USAGE);
+    options_free(&o);
+}
+
+static void keep_line(enum skep_log_level level, const char *line, void *arg)
+{
+    char *lines = arg;
+
+    assert_int_equal(level, SKEP_LOG_WARNING);
+    size_t used = strlen(lines);
+    snprintf(lines + used, 1024 - used, "%s\n", line);
+}
+
+static void variables_of_no_option_are_warned_about(void **state)
+{
+    (void)state;
+    char lines[1024] = "";
+
+    setenv("SKEP_INITAL_PEERS", "a:1", 1);
+    setenv("SKEP_ZZZZZZZZZZZZ", "1", 1);
+    setenv("SKEP_BAD_ONE_THAT_IS_EMPTY", "", 1);
+    setenv("SKEP_CHECKPOINT_PERIOD", "1m", 1); /* of another command than most */
+    setenv("SKEP_NUM_LOOKUPS", "10", 1);       /* of a benchmark */
+    setenv("SKEP_LOG_LEVEL", "warning", 1);
+    setenv("SKEPTICAL", "1", 1);
+    skep_log_set(SKEP_LOG_WARNING, keep_line, lines);
+    environment_warn();
+    skep_log_set(SKEP_LOG_WARNING, NULL, NULL);
+    assert_non_null(strstr(lines, "\"SKEP_INITAL_PEERS\" is no option of any command, it does "
+                                  "nothing; did you mean SKEP_INITIAL_PEERS?\n"));
+    assert_non_null(strstr(lines, "\"SKEP_ZZZZZZZZZZZZ\" is no option of any command, it does "
+                                  "nothing\n"));
+    for (const char *p = strstr(lines, "\"SKEP"); p != NULL; p = strstr(p + 1, "\"SKEP"))
+        if (strncmp(p, "\"SKEP_INITAL", 12) != 0 && strncmp(p, "\"SKEP_ZZ", 8) != 0 &&
+            strncmp(p, "\"SKEP_GOLDEN_DIR", 15) != 0) /* which ctest sets */
+            fail_msg("%s", lines);
+    char **others = environment_of_others();
+    assert_non_null(others);
+    bool path_is_there = false;
+    for (char **p = others; *p != NULL; p++) {
+        assert_int_not_equal(strncmp(*p, "SKEP_", 5), 0);
+        path_is_there |= strncmp(*p, "SKEPTICAL=", 10) == 0;
+    }
+    assert_true(path_is_there);
+    mem_free(others);
+    for (const char *const *name =
+             (const char *const[]){"SKEP_INITAL_PEERS", "SKEP_ZZZZZZZZZZZZ",
+                                   "SKEP_BAD_ONE_THAT_IS_EMPTY", "SKEP_CHECKPOINT_PERIOD",
+                                   "SKEP_NUM_LOOKUPS", "SKEP_LOG_LEVEL", "SKEPTICAL", NULL};
+         *name != NULL; name++)
+        unsetenv(*name);
+}
+
 static int make_dir(void **state)
 {
     (void)state;
@@ -631,6 +743,9 @@ int main(void)
         cmocka_unit_test(required_options_and_arguments_are_asked_for),
         cmocka_unit_test(help_starts_with_an_example_and_tells_defaults),
         cmocka_unit_test(begin_answers_help_and_bad_usage),
+        cmocka_unit_test(option_of_the_lower_rank_gives_way),
+        cmocka_unit_test(idle_option_has_its_default_again),
+        cmocka_unit_test(variables_of_no_option_are_warned_about),
         cmocka_unit_test(every_failed_allocation_is_reported),
     };
     return cmocka_run_group_tests_name("options", tests, make_dir, remove_dir);
