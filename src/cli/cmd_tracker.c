@@ -163,11 +163,14 @@ static int read_options(struct options *o, struct skep_tracker_options *out)
 /* Options of a swarm, without one; and of reports that nobody gets to see. */
 static int check_idle(struct options *o)
 {
-    static const char *const names[] = {"no-federation", "peers-file", "swarm",
-                                        "swarm-key",     "identity",   "listen",
-                                        "dht-listen",    "announce",   "update-period"};
-    int code = options_contrary(o, "initial-peers", "no-dht", "does nothing with --no-dht");
+    static const char *const names[] = {"no-federation", "swarm",        "swarm-key",
+                                        "identity",      "listen",       "dht-listen",
+                                        "announce",      "update-period"};
+    static const char no_swarm[] = "does nothing with --no-dht";
+    int code = options_contrary(o, "initial-peers", "no-dht", no_swarm);
 
+    if (code == CLI_DONE)
+        code = options_contrary(o, "peers-file", "no-dht", no_swarm);
     if (code == CLI_DONE && options_flag(o, "silent") && !options_flag(o, "json"))
         code = options_idle(o, "stats-report-interval",
                             "does nothing with --silent, but beside --json");
