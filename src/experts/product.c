@@ -5,6 +5,7 @@
 #include <string.h>
 #include <dnnl.h>
 
+#include "base/alloc.h"
 #include "base/error.h"
 #include "experts/parallel.h"
 
@@ -31,13 +32,25 @@ struct entry {
     struct key key;
     dnnl_primitive_t primitive; /* NULL: a free place */
     dnnl_memory_desc_t a, b, bias, c;
+    dnnl_memory_desc_t scratch; /* what it writes to on the way; of size 0 if nothing */
     unsigned users;
     uint64_t used_at;
 };
 
+/*
+ * Memory for a primitive's work, which whoever runs it brings along: oneDNN's own is one for all
+ * primitives that a thread has made, and ours are run by other threads too, at the same time.
+ */
+struct scratch {
+    void *data; /* owned; NULL: a free place */
+    size_t size;
+};
+enum { SCRATCH_MAX = 8 /* kept for the next ones */, SCRATCH_ALIGNMENT = 4096 };
+
 static struct {
     pthread_mutex_t lock; /* guards all below */
     struct entry entries[PRODUCT_CACHE_MAX];
+    struct scratch scratch[SCRATCH_MAX];
     uint64_t clock;
 } cache = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -132,17 +145,19 @@ static dnnl_status_t describe_operands(struct entry *e)
     return rc;
 }
 
-/* Attributes that make c += of c =. */
-static dnnl_status_t accumulating(dnnl_primitive_attr_t *out)
+/* Attributes: the scratch memory is ours; and what makes c += of c =. */
+static dnnl_status_t make_attributes(bool accumulate, dnnl_primitive_attr_t *out)
 {
     dnnl_post_ops_t ops = NULL;
     dnnl_status_t rc = dnnl_primitive_attr_create(out);
 
     if (rc == dnnl_success)
+        rc = dnnl_primitive_attr_set_scratchpad_mode(*out, dnnl_scratchpad_mode_user);
+    if (rc == dnnl_success && accumulate)
         rc = dnnl_post_ops_create(&ops);
-    if (rc == dnnl_success)
+    if (rc == dnnl_success && accumulate)
         rc = dnnl_post_ops_append_sum(ops, 1.0f);
-    if (rc == dnnl_success)
+    if (rc == dnnl_success && accumulate)
         rc = dnnl_primitive_attr_set_post_ops(*out, ops);
     if (ops != NULL)
         dnnl_post_ops_destroy(ops);
@@ -156,14 +171,16 @@ static skep_status make_primitive(struct entry *e, struct skep_error *err)
     dnnl_matmul_desc_t desc;
     dnnl_status_t rc = describe_operands(e);
 
-    if (rc == dnnl_success && e->key.accumulate)
-        rc = accumulating(&attributes);
+    if (rc == dnnl_success)
+        rc = make_attributes(e->key.accumulate, &attributes);
     if (rc == dnnl_success)
         rc = dnnl_matmul_desc_init(&desc, &e->a, &e->b, e->key.has_bias ? &e->bias : NULL, &e->c);
     if (rc == dnnl_success)
         rc = dnnl_primitive_desc_create(&pd, &desc, attributes, library.engine, NULL);
     if (rc == dnnl_success)
         rc = dnnl_primitive_create(&e->primitive, pd);
+    if (rc == dnnl_success)
+        e->scratch = *dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
     if (pd != NULL)
         dnnl_primitive_desc_destroy(pd);
     if (attributes != NULL)
@@ -240,6 +257,52 @@ size_t product_cached(void)
     return count;
 }
 
+/* --- scratch memory ------------------------------------------------------------------------ */
+
+/* Of at least so many bytes: one that is kept, the smallest that will do, or a new one. */
+static bool take_scratch(size_t size, struct scratch *out)
+{
+    struct scratch *best = NULL;
+
+    *out = (struct scratch){0};
+    if (size == 0)
+        return true;
+    pthread_mutex_lock(&cache.lock);
+    for (int i = 0; i < SCRATCH_MAX; i++) {
+        struct scratch *s = &cache.scratch[i];
+        if (s->data != NULL && s->size >= size && (best == NULL || s->size < best->size))
+            best = s;
+    }
+    if (best != NULL) {
+        *out = *best;
+        *best = (struct scratch){0};
+    }
+    pthread_mutex_unlock(&cache.lock);
+    if (out->data == NULL)
+        *out = (struct scratch){mem_aligned(SCRATCH_ALIGNMENT, size), size};
+    return out->data != NULL;
+}
+
+/* Keeps it, in place of the smallest if there is no room. */
+static void give_scratch(struct scratch given)
+{
+    struct scratch *least = &cache.scratch[0];
+
+    if (given.data == NULL)
+        return;
+    pthread_mutex_lock(&cache.lock);
+    for (int i = 1; i < SCRATCH_MAX; i++)
+        if (cache.scratch[i].size < least->size)
+            least = &cache.scratch[i];
+    if (least->size < given.size) {
+        struct scratch gone = *least;
+        *least = given;
+        given = gone;
+    }
+    pthread_mutex_unlock(&cache.lock);
+    mem_free(given.data);
+}
+
 /* --- running ------------------------------------------------------------------------------- */
 
 struct operand {
@@ -256,7 +319,7 @@ static void *unconst(const void *p)
 
 static dnnl_status_t execute(dnnl_primitive_t primitive, const struct operand *operands, int count)
 {
-    dnnl_exec_arg_t args[4];
+    dnnl_exec_arg_t args[5];
     dnnl_status_t rc = dnnl_success;
     int made = 0;
 
@@ -277,14 +340,22 @@ static dnnl_status_t execute(dnnl_primitive_t primitive, const struct operand *o
 static skep_status run_entry(const struct entry *e, const struct product *p, const uint16_t *a,
                              const void *b, float *c, struct skep_error *err)
 {
-    const struct operand operands[4] = {
+    struct scratch scratch;
+    struct operand operands[5] = {
         {DNNL_ARG_SRC, &e->a, a},
         {DNNL_ARG_WEIGHTS, &e->b, b},
         {DNNL_ARG_DST, &e->c, c},
-        {DNNL_ARG_BIAS, &e->bias, p->bias},
     };
-    dnnl_status_t rc = execute(e->primitive, operands, p->bias != NULL ? 4 : 3);
+    int count = 3;
 
+    if (!take_scratch(dnnl_memory_desc_get_size(&e->scratch), &scratch))
+        return failed(dnnl_out_of_memory, &e->key, err);
+    if (p->bias != NULL)
+        operands[count++] = (struct operand){DNNL_ARG_BIAS, &e->bias, p->bias};
+    if (scratch.data != NULL)
+        operands[count++] = (struct operand){DNNL_ARG_SCRATCHPAD, &e->scratch, scratch.data};
+    dnnl_status_t rc = execute(e->primitive, operands, count);
+    give_scratch(scratch);
     return rc == dnnl_success ? SKEP_OK : failed(rc, &e->key, err);
 }
 
