@@ -27,6 +27,10 @@ SETTINGS = {name: os.environ.pop(name) for name in list(os.environ) if name.star
 SKEP = SETTINGS["SKEP_PROGRAM"]
 GOLDEN = SETTINGS.get("SKEP_GOLDEN_DIR", "")
 # Sanitized builds are slower: every deadline is stretched by this factor.
+# A swarm of each script's own: scripts run beside each other, on loopback, and under one name a UDP
+# port that one of them leaves and another takes would make one swarm of two.
+SWARM = "test-%d" % os.getpid()
+os.environ["SKEP_SWARM"] = SWARM
 PATIENCE = float(SETTINGS.get("SKEP_TEST_PATIENCE", "1"))
 
 

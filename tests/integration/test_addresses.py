@@ -8,7 +8,8 @@ import signal
 import socket
 import subprocess
 
-from swarm import PATIENCE, Swarm, call, find, has_ipv6, main, run, until, until_found, write_npy
+from swarm import (PATIENCE, SWARM, Swarm, call, find, has_ipv6, main, run, until, until_found,
+                   write_npy)
 
 
 def tensors(swarm):
@@ -51,7 +52,7 @@ def case_published_is_bound():
         assert "tracker on 127.0.0.1:%d\n" % tracker in node.read_log(), node.read_log()
         assert listening(node, "udp") == {node.facts["dht_port"]}, node.facts
         assert "serving on %s\n" % node.endpoint in node.read_log(), node.read_log()
-        assert "--initial-peers %s\n" % node.peer in node.read_log(), node.read_log()
+        assert "--initial-peers %s --swarm %s\n" % (node.peer, SWARM) in node.read_log(), node.read_log()
         # The two transports use descriptors that the DHT leaves alone, and the other way round.
         call("ffn.0.0", *tensors(swarm), peers=bootstrap.peer)
 

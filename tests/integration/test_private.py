@@ -1,7 +1,7 @@
 """Who may not take part: strangers to a private swarm, other swarms, plaintext, impostors."""
 
-from swarm import (Swarm, call, find, kill_named, main, refused, run, timeout_option, until_found,
-                   write_npy)
+from swarm import (SWARM, Swarm, call, find, kill_named, main, refused, run, timeout_option,
+                   until_found, write_npy)
 
 
 def tensors(swarm):
@@ -28,7 +28,8 @@ def case_members_find_and_call():
         answer = call("ffn.0.0", *tensors(swarm), *member, peers=bootstrap.peer)
         assert answer["peer_id"] == node.facts["peer_id"], answer
         for process in (bootstrap, node):
-            process.wait_log("--initial-peers %s --swarm-key FILE (the same key)" % process.peer)
+            process.wait_log("--initial-peers %s --swarm %s --swarm-key FILE (the same key)" %
+                             (process.peer, SWARM))
         second = swarm.node("second", ["ffn.0.1"], [node.peer], *member)
         until_found(bootstrap.peer, "ffn.0.1", second, extra=member)
 
@@ -82,10 +83,10 @@ def case_swarms_of_other_names_do_not_meet():
         until_found(blue.peer, "ffn.0.0", node, extra=("--swarm", "blue"))
         assert find([red.peer], "ffn.0.0") == {"ffn.0.0": []}
         node.wait_log("bootstrap peer %s: does not answer" % red.peer)
-        refused(4, "swarm skep: no DHT peer answered", "find", "ffn.0.0", "--initial-peers",
+        refused(4, "swarm %s: no DHT peer answered" % SWARM, "find", "ffn.0.0", "--initial-peers",
                 blue.peer, timeout_option(2))
         said = call("ffn.0.0", *tensors(swarm), node=node, code=1)
-        assert 'the initiator is in "skep", the responder in "blue"' in said, said
+        assert 'the initiator is in "%s", the responder in "blue"' % SWARM in said, said
 
 
 def case_plaintext_and_encrypted_do_not_mix():

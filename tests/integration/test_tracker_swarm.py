@@ -4,7 +4,7 @@ import json
 import signal
 import threading
 
-from swarm import (Swarm, call, find, free_port, main, refused, run, timeout_option, until,
+from swarm import (SWARM, Swarm, call, find, free_port, main, refused, run, timeout_option, until,
                    until_found, write_npy)
 from tvm_peer import DHT_PEERS, PENDING, PING, SUMMARY, Peer, Server
 
@@ -225,7 +225,7 @@ def case_a_newcomer_needs_the_address_of_a_tracker_only():
         until_found(second.peer, "ffn.0.0", node)
         call("ffn.0.0", *tensors(swarm), peers="tracker://" + node.facts["tracker"])
         facts = Peer(tracker.endpoint).call(DHT_PEERS)[1]
-        assert facts["swarm"] == "skep" and facts["peers"], facts
+        assert facts["swarm"] == SWARM and facts["peers"], facts
 
 
 def case_trackers_of_other_swarms_and_without_dht_are_told_apart():

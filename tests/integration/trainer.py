@@ -3,7 +3,7 @@
 import os
 import subprocess
 
-from swarm import GOLDEN, SETTINGS
+from swarm import GOLDEN, SETTINGS, SWARM
 
 DIGITS = SETTINGS["SKEP_DIGITS"]
 
@@ -16,7 +16,8 @@ class Trainer:
         self.output_path = swarm.path("trainer.log")
         with open(self.output_path, "wb") as output:
             self.popen = subprocess.Popen(
-                [DIGITS, "--initial-peers", peer, "--expert-pattern", pattern,
+                [DIGITS, "--initial-peers", peer, "--swarm", SWARM,
+                 "--expert-pattern", pattern,
                  "--data", os.path.join(GOLDEN, "digits.safetensors"), "--timeout", str(timeout_s),
                  "--progress", self.progress_path, *arguments],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)

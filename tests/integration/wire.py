@@ -5,6 +5,8 @@ in ways `skep` itself never would. Only nodes with --insecure-plaintext speak it
 import socket
 import struct
 
+from swarm import SWARM
+
 HEADERS, DATA, END, CANCEL, PING, PONG, GOAWAY, WINDOW, READY = range(1, 10)
 
 
@@ -35,7 +37,7 @@ def tensor(dtype, shape, size):
 class Connection:
     """An initiator. `window` is how many bytes of replies it allows."""
 
-    def __init__(self, node, swarm="skep", window=1 << 20, timeout=20):
+    def __init__(self, node, swarm=SWARM, window=1 << 20, timeout=20):
         host, port = node.endpoint.rsplit(":", 1)
         self.socket = socket.create_connection((host, int(port)), timeout=timeout)
         hello = pack({"major": 1, "minor": 0, "agent": "test", "peer": b"\x01" * 32,

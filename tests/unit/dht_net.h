@@ -13,6 +13,7 @@
 #include "dht/handler.h"
 #include "dht/swarm.h"
 #include "until.h"
+#include "own_swarm.h"
 
 enum { NET_PATIENCE_MS = 60000 }; /* far above what anything here takes, on a busy machine too */
 
@@ -22,7 +23,7 @@ struct net_node {
 };
 
 struct net_options {
-    const char *name;            /* NULL: "test" */
+    const char *name;            /* NULL: own_swarm() */
     const struct swarm_key *key; /* NULL: public */
     const struct identity *identity;
     const char *peers_file;
@@ -67,7 +68,7 @@ static inline void net_start_with(struct net_node *node, const uint16_t *ports, 
     else
         assert_int_equal(identity_generate(&node->identity, &err), SKEP_OK);
     struct swarm_config config = {
-        .name = options->name != NULL ? options->name : "test",
+        .name = options->name != NULL ? options->name : own_swarm(),
         .key = options->key,
         .identity = &node->identity,
         .dht_listen = {.host = "127.0.0.1", .port = options->port},

@@ -16,6 +16,7 @@
 #include "cutter.h"
 #include "dht_net.h"
 #include "net/server.h"
+#include "own_swarm.h"
 
 enum fake_way {
     FAKE_GOOD,
@@ -324,7 +325,7 @@ static inline void fake_start_some(struct fake_node *node, uint16_t peer,
         .max_connections = 64,
         .max_connections_per_address = 64,
         .identity = &node->net.identity,
-        .swarm = "test",
+        .swarm = own_swarm(),
         .limits = session_default_limits,
         .handlers = {.started = fake_started, .complete = fake_complete, .finished = fake_finished},
         .arg = node,
@@ -381,7 +382,7 @@ static inline struct skep_client *fake_client(uint16_t peer)
 
     snprintf(text, sizeof(text), "127.0.0.1:%u", (unsigned)peer);
     skep_client_options_init(&options);
-    options.swarm = "test";
+    options.swarm = own_swarm();
     options.initial_peers = peers;
     options.initial_peer_count = 1;
     options.timeout_ms = FAKE_PATIENCE_MS;

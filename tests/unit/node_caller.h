@@ -3,6 +3,7 @@
 #define SKEP_TESTS_NODE_CALLER_H
 
 #include "unit.h"
+#include "own_swarm.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -30,7 +31,7 @@ static inline void caller_init(struct caller *caller, struct skep_node *node)
 {
     struct pool_config config = {
         .identity = &caller->identity,
-        .swarm = "skep",
+        .swarm = own_swarm(),
         .limits = session_default_limits,
         .max_connections = 8,
         .connect_timeout_ms = TIMEOUT_MS,
@@ -173,6 +174,7 @@ static inline void expert_options(struct skep_expert_options *options, const cha
 static inline void node_options(struct skep_node_options *options)
 {
     skep_node_options_init(options);
+    options->swarm = own_swarm();
     options->listen = "127.0.0.1:*";
     options->no_dht = true;
     options->max_batch_size = MAX_ROWS;

@@ -1,6 +1,7 @@
 /* The client against real nodes in this process, and against a server that misbehaves on purpose.
  */
 #include "unit.h"
+#include "own_swarm.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -34,6 +35,7 @@ static struct skep_node *start_node_at(const char *uid, const char *cls, const c
     struct skep_error err;
 
     skep_node_options_init(&options);
+    options.swarm = own_swarm();
     options.listen = "127.0.0.1:*";
     options.announce = announce;
     options.initial_peers = &peer;
@@ -66,6 +68,7 @@ static struct skep_client *start_client(const char *peer)
     struct skep_error err;
 
     skep_client_options_init(&options);
+    options.swarm = own_swarm();
     options.initial_peers = &peer;
     options.initial_peer_count = 1;
     options.no_dht = peer == NULL;
@@ -390,7 +393,7 @@ static void bad_start(struct bad_server *bad, enum misbehaviour how)
         .io_threads = 1,
         .max_connections = 16,
         .max_connections_per_address = 16,
-        .swarm = "skep",
+        .swarm = own_swarm(),
         .limits = session_default_limits,
         .handlers = {.started = bad_started, .complete = bad_complete, .finished = bad_finished},
         .arg = bad,
@@ -585,6 +588,7 @@ static void calls_beyond_the_limit_are_refused(void **state)
     const DLTensor *inputs[1] = {&x->dl_tensor};
 
     skep_client_options_init(&options);
+    options.swarm = own_swarm();
     options.no_dht = true;
     options.max_in_flight = 2;
     assert_int_equal(skep_client_new(&options, &client, NULL), SKEP_OK);

@@ -1,6 +1,7 @@
 /* Compression from the caller's options to the node's counters, over a `nop` expert, which gives
  * back what it is sent. */
 #include "unit.h"
+#include "own_swarm.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -35,6 +36,8 @@ static void scene_init_in(struct scene *s, struct settings settings, bool in_swa
     struct skep_error err;
 
     skep_node_options_init(&node);
+
+    node.swarm = own_swarm();
     node.listen = "127.0.0.1:*";
     node.no_dht = !in_swarm;
     node.no_tracker = true;
@@ -48,6 +51,7 @@ static void scene_init_in(struct scene *s, struct settings settings, bool in_swa
         skep_node_start(s->node, &err) != SKEP_OK)
         fail_msg("node: %s", err.message);
     skep_client_options_init(&client);
+    client.swarm = own_swarm();
     const char *peer = skep_node_initial_peer(s->node);
     client.no_dht = !in_swarm;
     client.initial_peers = &peer;
@@ -387,11 +391,13 @@ static void unknown_settings_are_refused(void **state)
         SKEP_INVALID_ARGUMENT);
     assert_non_null(strstr(err.message, "compression: 8, expected 0 to 7"));
     skep_client_options_init(&client);
+    client.swarm = own_swarm();
     client.no_dht = true;
     client.grad_compression = (enum skep_compression)99;
     assert_int_equal(skep_client_new(&client, &no_client, &err), SKEP_INVALID_ARGUMENT);
     assert_null(no_client);
     skep_node_options_init(&node);
+    node.swarm = own_swarm();
     node.compression = (enum skep_compression)99;
     assert_int_equal(skep_node_new(&node, &no_node, &err), SKEP_INVALID_ARGUMENT);
     scene_end(&s);

@@ -1,6 +1,7 @@
 /* A node that publishes an endpoint where something else is: callers find that out once, and then
  * ask others first. */
 #include "unit.h"
+#include "own_swarm.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -84,6 +85,8 @@ static struct skep_node *start_node(const char *peer, const char *announce, uint
     struct skep_error err;
 
     skep_node_options_init(&options);
+
+    options.swarm = own_swarm();
     options.listen = "127.0.0.1:*";
     options.announce = announce;
     options.initial_peers = &peer;
@@ -153,6 +156,8 @@ static struct skep_client *start_client(const char *peer)
     struct skep_client *client;
 
     skep_client_options_init(&options);
+
+    options.swarm = own_swarm();
     options.initial_peers = &peer;
     options.initial_peer_count = 1;
     assert_int_equal(skep_client_new(&options, &client, NULL), SKEP_OK);

@@ -14,6 +14,7 @@
 #include "dht/directory_collect.h"
 #include "dht/inbox.h"
 #include "dht/prefix_view.h"
+#include "own_swarm.h"
 
 enum {
     FAKES = 1000,
@@ -336,7 +337,7 @@ static struct skep_node *start_node(const char *uid, const char *peer)
 
     skep_node_options_init(&options);
     options.listen = "127.0.0.1:*";
-    options.swarm = "test";
+    options.swarm = own_swarm();
     options.initial_peers = &peer;
     options.initial_peer_count = 1;
     skep_expert_options_init(&expert);
@@ -357,7 +358,7 @@ static struct skep_client *start_client(const char *peer)
     struct skep_error err;
 
     skep_client_options_init(&options);
-    options.swarm = "test";
+    options.swarm = own_swarm();
     options.initial_peers = &peer;
     options.initial_peer_count = 1;
     if (skep_client_new(&options, &client, &err) != SKEP_OK ||

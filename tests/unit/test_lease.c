@@ -1,5 +1,6 @@
 /* Leases of a real node in this process: granted once, held, renewed, and ended in every way. */
 #include "unit.h"
+#include "own_swarm.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -26,6 +27,8 @@ static struct skep_node *start_node_with(uint32_t lease_timeout_ms, uint32_t lea
     struct skep_error err;
 
     skep_node_options_init(&options);
+
+    options.swarm = own_swarm();
     options.listen = "127.0.0.1:*";
     options.no_dht = true;
     options.tracker_listen = "127.0.0.1:*";
@@ -59,6 +62,8 @@ static struct skep_client *start_client(void)
     struct skep_error err;
 
     skep_client_options_init(&options);
+
+    options.swarm = own_swarm();
     options.no_dht = true;
     if (skep_client_new(&options, &client, &err) != SKEP_OK)
         fail_msg("client: %s", err.message);

@@ -1,4 +1,5 @@
 /* Calls to a node in this process: what is answered, refused, remembered. */
+#include "own_swarm.h"
 #include "node_caller.h"
 
 #include <skep/log.h>
@@ -421,7 +422,7 @@ static void dial_back_tells_whether_the_callers_port_is_reachable(void **state)
         .max_connections = 4,
         .max_connections_per_address = 4,
         .identity = &caller.identity,
-        .swarm = "skep",
+        .swarm = own_swarm(),
         .limits = session_default_limits,
         .handlers = {.started = answer_nothing},
     };

@@ -1,4 +1,5 @@
 /* Nodes coming and going in this process, alone and in a swarm. */
+#include "own_swarm.h"
 #include "node_caller.h"
 
 #include <dirent.h>
@@ -264,7 +265,7 @@ struct looker {
 static void looker_init(struct looker *looker, const char *peer)
 {
     struct swarm_config config = {
-        .name = "skep",
+        .name = own_swarm(),
         .identity = &looker->identity,
         .initial_peers = &peer,
         .initial_peer_count = 1,

@@ -2,6 +2,7 @@
 #include "moe_net.h"
 
 #include "udp_delay.h"
+#include "own_swarm.h"
 
 enum { SIDE = 2, EXPERTS = SIDE * SIDE, SAMPLES = 3, WIDTH = 4 };
 
@@ -256,7 +257,7 @@ static void without_a_peer_nobody_could_be_asked(void **state)
     close(udp_delay_socket(&port));
     snprintf(text, sizeof(text), "127.0.0.1:%u", (unsigned)port);
     skep_client_options_init(&options);
-    options.swarm = "test";
+    options.swarm = own_swarm();
     options.initial_peers = peers;
     options.initial_peer_count = 1;
     options.timeout_ms = FAKE_PATIENCE_MS;

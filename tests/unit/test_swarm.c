@@ -6,6 +6,7 @@
 #include "dht_net.h"
 #include "dht/udp_port.h"
 #include "tempdir.h"
+#include "own_swarm.h"
 
 static uint16_t free_port(void)
 {
@@ -21,7 +22,7 @@ static skep_status join(const char *listen_host, const char *const *peers, size_
 {
     assert_int_equal(identity_generate(&node->identity, NULL), SKEP_OK);
     struct swarm_config config = {
-        .name = "test",
+        .name = own_swarm(),
         .identity = &node->identity,
         .initial_peers = peers,
         .initial_peer_count = count,

@@ -7,6 +7,7 @@
 #include "base/bytes.h"
 #include "dht/initial_peer.h"
 #include "dht/tracker_peers.h"
+#include "own_swarm.h"
 
 enum { NETWORK = 77 };
 
@@ -256,7 +257,7 @@ static void a_swarm_is_joined_by_a_tracker(void **state)
     assert_int_equal(thread_start(&f.thread, "fake", serve, &f, NULL), SKEP_OK);
     assert_int_equal(identity_generate(&second.identity, NULL), SKEP_OK);
     const struct swarm_config config = {
-        .name = "test",
+        .name = own_swarm(),
         .identity = &second.identity,
         .dht_listen = {.host = "127.0.0.1"},
         .initial_peers = &peer,
