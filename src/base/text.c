@@ -38,11 +38,28 @@ bool text_is_utf8(const char *text, size_t len)
     return true;
 }
 
+/* U+200E, U+200F, U+2028 to U+202E, U+2066 to U+206F; of three bytes. */
+static bool is_direction_or_separator(const uint8_t p[static 3])
+{
+    return p[0] == 0xe2 &&
+           ((p[1] == 0x80 && (p[2] == 0x8e || p[2] == 0x8f || (p[2] >= 0xa8 && p[2] <= 0xae))) ||
+            (p[1] == 0x81 && p[2] >= 0xa6 && p[2] <= 0xaf));
+}
+
 bool text_is_control(const char *character, size_t n)
 {
     const uint8_t *p = (const uint8_t *)character;
 
-    return (n == 1 && (p[0] < 0x20 || p[0] == 0x7f)) || (n == 2 && p[0] == 0xc2 && p[1] < 0xa0);
+    switch (n) {
+    case 1:
+        return p[0] < 0x20 || p[0] == 0x7f;
+    case 2:
+        return (p[0] == 0xc2 && p[1] < 0xa0) || (p[0] == 0xd8 && p[1] == 0x9c); /* C1; U+061C */
+    case 3:
+        return is_direction_or_separator(p);
+    default:
+        return false;
+    }
 }
 
 void text_tame(char *text)

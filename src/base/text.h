@@ -12,7 +12,9 @@ size_t text_utf8_length(const char *text, size_t len);
 bool text_is_utf8(const char *text, size_t len);
 
 /* Whether a well-formed character of n bytes would do something to a terminal other than show: C0,
- * DEL, and C1, which some terminals obey too. */
+ * DEL, C1, which some terminals obey too, separators of lines and paragraphs, and what sets the
+ * direction of writing (U+061C, U+200E and F, U+202A to E, U+2066 to F), by which a line reads
+ * otherwise than it is. */
 bool text_is_control(const char *character, size_t n);
 /* Puts a question mark in place of each byte of control characters and of what is no UTF-8. */
 void text_tame(char *text);

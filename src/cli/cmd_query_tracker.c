@@ -78,25 +78,17 @@ static skep_status read_tracker(const struct options *o, struct endpoint *out,
 
 /* ---- the table ---- */
 
-/* Text from strangers as a terminal may show it: NUL-terminated, control characters as '?'. */
+/* Text from strangers as a terminal may show it, terminated: what is left of NUL is a '?' too. */
 static char *showable(const char *text, size_t len)
 {
     char *shown = mem_alloc(len + 1);
-    size_t n;
 
     if (shown == NULL)
         return NULL;
-    for (size_t i = 0; i < len; i += n) {
-        n = text_utf8_length(text + i, len - i);
-        if (n == 0)
-            n = 1;
-        unsigned char c = (unsigned char)text[i];
-        bool control = c < ' ' || c == 0x7f || (n == 2 && c == 0xc2 && (uint8_t)text[i + 1] < 0xa0);
-        memcpy(shown + i, text + i, n);
-        if (control)
-            memset(shown + i, '?', n);
-    }
+    for (size_t i = 0; i < len; i++)
+        shown[i] = text[i] != '\0' ? text[i] : '?';
     shown[len] = '\0';
+    text_tame(shown);
     return shown;
 }
 
@@ -358,17 +350,19 @@ static int request(const struct options *o, const struct endpoint *tracker, uint
         add_keys(tracker, key, deadline_us, &err);
     if (rc != SKEP_OK)
         return cli_fail(table.command, &err);
-    const char *host = json_string_value(json_array_get(resource, 0));
-    const char *match_key = json_string_value(json_array_get(resource, 2));
+    json_t *host = json_array_get(resource, 0);
+    json_t *match_key = json_array_get(resource, 2);
     long long port = json_integer_value(json_array_get(resource, 1));
-    bool ok = host != NULL && match_key != NULL;
+    bool ok = json_is_string(host) && json_is_string(match_key);
     if (ok && options_flag(o, "json")) {
-        ok = json_print(json_pack("{s:s, s:I, s:s}", "host", host, "port", (json_int_t)port,
+        ok = json_print(json_pack("{s:O, s:I, s:O}", "host", host, "port", (json_int_t)port,
                                   "match_key", match_key),
                         stdout);
     } else if (ok) {
-        char *shown = showable(match_key, strlen(match_key));
-        printf("%s:%lld %s\n", host, port, shown != NULL ? shown : "");
+        char *at = showable(json_string_value(host), json_string_length(host));
+        char *shown = showable(json_string_value(match_key), json_string_length(match_key));
+        printf("%s:%lld %s\n", at != NULL ? at : "", port, shown != NULL ? shown : "");
+        mem_free(at);
         mem_free(shown);
     } else {
         fprintf(stderr, "skep %s: the answer is no resource\n", table.command);

@@ -37,8 +37,11 @@ int cli_exit_code(skep_status status)
 
 int cli_fail(const char *command, const struct skep_error *err)
 {
+    struct skep_error shown = *err; /* it may quote a stranger */
+
+    text_tame(shown.message);
     fprintf(stderr, "skep %s: %s\n", command,
-            err->message[0] != '\0' ? err->message : skep_status_text(err->status));
+            shown.message[0] != '\0' ? shown.message : skep_status_text(err->status));
     return cli_exit_code(err->status);
 }
 
@@ -89,19 +92,6 @@ struct table *table_new(const char *const *headers, size_t columns)
     return t;
 }
 
-/* Replaces what is no plain character; the text gets no longer. */
-static void make_plain(char *text)
-{
-    size_t len = strlen(text);
-
-    for (size_t i = 0; i < len;) {
-        size_t n = text_utf8_length(text + i, len - i);
-        if (n == 0 || text_is_control(text + i, n))
-            memset(text + i, '?', n > 0 ? n : 1);
-        i += n > 0 ? n : 1;
-    }
-}
-
 void table_cell(struct table *t, const char *format, ...)
 {
     char text[CELL_BYTES];
@@ -112,7 +102,7 @@ void table_cell(struct table *t, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    make_plain(text);
+    text_tame(text);
     if (t->count == t->cap) {
         size_t cap = t->cap == 0 ? 64 : t->cap * 2;
         char **cells = mem_realloc(t->cells, cap * sizeof(*cells));

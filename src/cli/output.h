@@ -19,7 +19,8 @@ enum {
 };
 int cli_exit_code(skep_status status);
 
-/* Prints "skep COMMAND: sentence" on standard error and returns the exit code of err->status. */
+/* Prints "skep COMMAND: sentence", tamed, on standard error and returns the exit code of
+ * err->status. */
 int cli_fail(const char *command, const struct skep_error *err);
 /* The same for what a command needs before it asks anybody: a file that is missing is a failure
  * (exit code 1), "not found" being said of experts alone. */
@@ -36,8 +37,8 @@ struct table;
 /* @param headers  borrowed until table_free(). A header that starts with '>' is of a column aligned
  * to the right. @return owned: table_free(); NULL if memory is short. */
 struct table *table_new(const char *const *headers, size_t columns);
-/* The next cell, row after row. Control characters are shown as '?'. Does nothing on NULL; running
- * out of memory is remembered and told by table_print(). */
+/* The next cell, row after row. What text_tame() replaces is shown as '?'. Does nothing on NULL;
+ * running out of memory is remembered and told by table_print(). */
 void table_cell(struct table *t, const char *format, ...) SKEP_PRINTF(2, 3);
 /* False if memory ran short or the output failed. The last row may be incomplete. */
 bool table_print(const struct table *t, FILE *out);

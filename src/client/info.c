@@ -6,6 +6,17 @@
 
 #include "base/error.h"
 #include "base/mp.h"
+#include "base/text.h"
+
+/* It is shown to people, and printed as JSON. */
+static bool read_text(const msgpack_object *o, char *out, size_t cap)
+{
+    bool ok = mp_str(o, out, cap);
+
+    if (ok)
+        text_tame(out);
+    return ok;
+}
 
 static bool read_shape(const msgpack_object *o, struct skep_tensor_spec *spec)
 {
@@ -29,7 +40,7 @@ static bool read_specs(const msgpack_object *o, struct skep_tensor_spec *specs, 
     if (!mp_array(o, &items, count) || *count > SKEP_EXPERT_MAX_TENSORS)
         return false;
     for (size_t i = 0; i < *count; i++)
-        if (!mp_str(mp_get(&items[i], "name"), specs[i].name, sizeof(specs[i].name)) ||
+        if (!read_text(mp_get(&items[i], "name"), specs[i].name, sizeof(specs[i].name)) ||
             !mp_str(mp_get(&items[i], "dtype"), dtype, sizeof(dtype)) ||
             !skep_dtype_from_name(dtype, &specs[i].dtype) ||
             !read_shape(mp_get(&items[i], "shape"), &specs[i]))
@@ -59,9 +70,9 @@ static bool read_info(const msgpack_object *root, struct skep_expert_info *info)
     (void)mp_u64(mp_get(root, "skipped_steps"), &info->skipped_steps);
     info->compression = read_compression(mp_get(root, "compression"));
     info->grad_compression = read_compression(mp_get(root, "grad_compression"));
-    return mp_str(mp_get(root, "uid"), info->uid, sizeof(info->uid)) &&
-           mp_str(mp_get(root, "class"), info->cls, sizeof(info->cls)) &&
-           mp_str(mp_get(root, "precision"), info->precision, sizeof(info->precision)) &&
+    return read_text(mp_get(root, "uid"), info->uid, sizeof(info->uid)) &&
+           read_text(mp_get(root, "class"), info->cls, sizeof(info->cls)) &&
+           read_text(mp_get(root, "precision"), info->precision, sizeof(info->precision)) &&
            mp_u64(mp_get(root, "parameters"), &info->parameter_count) &&
            mp_u64(mp_get(root, "updates"), &info->update_count) &&
            mp_i64(mp_get(root, "max_batch_size"), &info->max_batch_size) &&

@@ -111,16 +111,16 @@ void tracker_input_free(struct tracker_input *in)
 
 /* ---- JSON ---- */
 
-static json_t *load(struct tracker_text message, bool int_as_real, enum json_error_code *code,
-                    struct skep_error *err)
+static json_t *load(struct tracker_text message, size_t max_depth, bool int_as_real,
+                    enum json_error_code *code, struct skep_error *err)
 {
     json_error_t why;
     size_t flags = JSON_ALLOW_NUL | JSON_DECODE_ANY;
     char quoted[TEXT_QUOTE_BYTES];
 
     *code = json_error_unknown;
-    if (text_count_brackets(message.data, message.len).depth > TRACKER_MAX_DEPTH) {
-        error_set(err, SKEP_DATA_LOSS, "JSON nested deeper than %d", TRACKER_MAX_DEPTH);
+    if (text_count_brackets(message.data, message.len).depth > max_depth) {
+        error_set(err, SKEP_DATA_LOSS, "JSON nested deeper than %zu", max_depth);
         return NULL;
     }
     if (int_as_real)
@@ -137,11 +137,40 @@ static json_t *load(struct tracker_text message, bool int_as_real, enum json_err
     return NULL;
 }
 
+/* Writes U+FFFD for each U+0000, which JSON can only have as an escape of the same length. */
+static void replace_nul(char *json, size_t len)
+{
+    static const char nul[] = "\\u0000";
+    const size_t n = sizeof(nul) - 1;
+
+    for (size_t i = 0; i + 1 < len; i++) {
+        if (json[i] != '\\')
+            continue;
+        if (len - i >= n && memcmp(json + i, nul, n) == 0)
+            memcpy(json + i, "\\ufffd", n);
+        i++; /* what stands behind a backslash begins no escape */
+    }
+}
+
 json_t *tracker_json_parse(struct tracker_text message, bool int_as_real, struct skep_error *err)
 {
     enum json_error_code code;
+    json_t *root = load(message, TRACKER_MAX_REPLY_DEPTH, int_as_real, &code, err);
 
-    return load(message, int_as_real, &code, err);
+    /* jansson has no names of members with NUL, and SUMMARY has keys that clients chose as such:
+     * one of them must not keep us from reading of all others. */
+    if (root == NULL && code == json_error_null_byte_in_key) {
+        struct bytes copy = {0};
+        if (!bytes_append(&copy, message.data, message.len)) {
+            error_no_memory(err, "JSON", message.len);
+            return NULL;
+        }
+        replace_nul((char *)copy.data, copy.len);
+        root = load((struct tracker_text){.data = (const char *)copy.data, .len = copy.len},
+                    TRACKER_MAX_REPLY_DEPTH, int_as_real, &code, err);
+        bytes_free(&copy);
+    }
+    return root;
 }
 
 struct tracker_text tracker_json_text(const json_t *string)
@@ -347,12 +376,12 @@ static skep_status read_fields(struct tracker_request *r, struct skep_error *err
 static json_t *load_request(struct tracker_text message, bool *as_reals, struct skep_error *err)
 {
     enum json_error_code code;
-    json_t *root = load(message, false, &code, err);
+    json_t *root = load(message, TRACKER_MAX_DEPTH, false, &code, err);
 
     *as_reals = false;
     if (root == NULL && code == json_error_numeric_overflow) {
         *as_reals = true;
-        root = load(message, true, &code, err);
+        root = load(message, TRACKER_MAX_DEPTH, true, &code, err);
     }
     return root;
 }

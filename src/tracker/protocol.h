@@ -26,7 +26,8 @@
 enum {
     TRACKER_MAGIC = 0x2F271,
     TRACKER_MAX_MESSAGE_BYTES = 1 << 20, /* of one request */
-    TRACKER_MAX_DEPTH = 32,              /* of brackets in one message */
+    TRACKER_MAX_DEPTH = 32,              /* of brackets in one request */
+    TRACKER_MAX_REPLY_DEPTH = 1024,      /* in an answer: info is deeper in it, and others' too */
     TRACKER_MAX_KEY_BYTES = 4096,        /* of a resource key, a match key, a server's info key */
     TRACKER_MAX_HOST_BYTES = 255,        /* of an address that a server gives */
     TRACKER_MAX_INFO_BYTES = 16384,      /* of one server's UPDATE_INFO fields, as JSON */
@@ -125,7 +126,8 @@ SKEP_MUST_CHECK skep_status tracker_request_parse(struct tracker_request *out,
                                                   struct skep_error *err);
 void tracker_request_free(struct tracker_request *request); /* NULL and zeroed are allowed */
 
-/* Parses any JSON value from a stranger: as tracker_request_parse() does, without a meaning.
+/* Parses any JSON value of a tracker's answer, which tells what strangers have told the tracker.
+ * Where a name of an object's member holds NUL, every NUL of the answer is read as U+FFFD.
  * @return owned: json_decref(); NULL with err filled. */
 json_t *tracker_json_parse(struct tracker_text message, bool int_as_real, struct skep_error *err);
 /* The text of a JSON string. */

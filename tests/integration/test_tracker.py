@@ -437,8 +437,36 @@ def case_the_table_cannot_drive_a_terminal():
         with Raw(port) as raw:
             assert raw.ask([UPDATE_INFO, {"key": "server:\x1b[2J\n\u009bx", "addr": [None, 1]}]) == SUCCESS
             assert raw.put("\x1b[2J\n", "m") == SUCCESS
+            assert raw.put("\u202etfel", "m\u2066") == SUCCESS
             out, _ = run("query-tracker", "--host", "127.0.0.1", "--port", str(port))
             assert "\x1b" not in out and "\u009b" not in out and "?[2J?" in out, out
+            assert "\u202e" not in out and "???tfel" in out, out
+            out, _ = run("query-tracker", "--host", "127.0.0.1", "--port", str(port), "--request",
+                         "\u202etfel")
+            assert out == "127.0.0.1:9090 m???\n", out
+
+
+def case_no_key_or_info_of_a_stranger_keeps_a_tracker_from_being_read():
+    """NUL, which jansson takes in no name, and info as deep as a request may have it."""
+    with Swarm() as swarm:
+        port = tracker(swarm).facts["port"]
+        at = ("query-tracker", "--host", "127.0.0.1", "--port", str(port))
+        with Raw(port) as stranger, Raw(port) as server:
+            deep = "[" * 30 + "]" * 30
+            assert stranger.ask('[5, {"key": "server:a\\u0000b", "addr": [null, 1], "x": %s}]' % deep) == SUCCESS
+            assert stranger.put("a\0b", "m\0n") == SUCCESS
+            assert stranger.put("\\u0000", "back") == SUCCESS
+            assert server.put("good", "m") == SUCCESS
+            out, _ = run(*at)
+            row = next(line.split() for line in out.splitlines() if line.startswith("a\ufffdb "))
+            assert row == ["a\ufffdb", "1", "1", "0"], out
+            out, _ = run(*at, "--json")
+            assert set(json.loads(out)["queue_info"]) == {"a\ufffdb", "\\u0000", "good"}, out
+            said = refused(4, ["good", "in time"], *at, "--request", "nobody", "--timeout",
+                           "%dms" % (2000 * PATIENCE))
+            assert "a\ufffdb" in said, said
+            # Who chose such a key is served as anybody.
+            assert stranger.ask([REQUEST, "a\0b", "", 1]) == [SUCCESS, ["127.0.0.1", 9090, "m\0n"]]
 
 
 def case_a_measurement_stands_beside_its_baseline():

@@ -510,6 +510,16 @@ static void assert_rewritten(const char *json, const char *expected)
     bytes_free(&out);
 }
 
+/* jansson has no names of members with NUL; a backslash before an escape's makes text of it. */
+static void nul_in_a_name_is_read_as_another_character(void **state)
+{
+    (void)state;
+    assert_rewritten("{\"a\\u0000b\": \"c\\u0000\", \"\\\\u0000\": 1, \"\\\\\\u0000\": 2}",
+                     "{\"a\\ufffdb\": \"c\\ufffd\", \"\\\\u0000\": 1, \"\\\\\\ufffd\": 2}");
+    assert_null(tracker_json_parse(tracker_text("{\"\\u0000\": 1"), false, NULL));
+    assert_null(tracker_json_parse(tracker_text("{\"\\u0000\": \"\\"), false, NULL));
+}
+
 /* Each right side is what json.dumps(json.loads(left)) gives in Python 3. */
 static void values_are_written_as_python_does(void **state)
 {
@@ -588,6 +598,7 @@ int main(void)
         cmocka_unit_test(priorities_of_any_size_are_in_order),
         cmocka_unit_test(answers_are_written_as_stock_peers_expect),
         cmocka_unit_test(values_are_written_as_python_does),
+        cmocka_unit_test(nul_in_a_name_is_read_as_another_character),
         cmocka_unit_test(writing_survives_failing_allocations),
     };
 
