@@ -100,15 +100,6 @@ static int print_version(void)
     return CLI_DONE;
 }
 
-/* A full disk or a closed pipe behind standard output is a failure too. */
-static int flush_output(int code)
-{
-    if (fflush(stdout) == 0 && ferror(stdout) == 0)
-        return code;
-    perror("skep: standard output");
-    return code == CLI_DONE ? CLI_FAILED : code;
-}
-
 int cli_main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : NULL;
@@ -118,11 +109,11 @@ int cli_main(int argc, char **argv)
         return CLI_USAGE;
     }
     if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0)
-        return flush_output(print_version());
+        return output_end(print_version());
     if (cli_asks_for_help(name))
-        return flush_output(help(argc - 1, argv + 1));
+        return output_end(help(argc - 1, argv + 1));
     const struct cli_command *command = find_command(name);
     if (command == NULL)
         return unknown_command(name);
-    return flush_output(command->run(argc - 1, argv + 1));
+    return output_end(command->run(argc - 1, argv + 1));
 }

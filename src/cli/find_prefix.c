@@ -15,7 +15,7 @@
 #include "cli/signals.h"
 #include "dht/uid.h"
 
-enum { PEER_ID_SHOWN = 12, REDRAW_MS = 250, ROWS_SHOWN = 200 };
+enum { PEER_ID_SHOWN = 12, LOOK_MS = 250, ROWS_SHOWN = 200 };
 
 /* ---- lists */
 
@@ -113,7 +113,6 @@ static void print_event_json(enum skep_watch_event event, const char *uid,
     if (line != NULL && json_dumpf(line, stdout, JSON_COMPACT) == 0)
         putchar('\n');
     json_decref(line);
-    fflush(stdout);
 }
 
 static void on_event(void *arg, enum skep_watch_event event, const char *uid,
@@ -123,7 +122,9 @@ static void on_event(void *arg, enum skep_watch_event event, const char *uid,
 
     if (live->table) {
         atomic_store(&live->changed, true);
-    } else if (live->json) {
+        return;
+    }
+    if (live->json) {
         print_event_json(event, uid, providers, count);
     } else {
         printf("%-8s  %s", event_names[event], uid);
@@ -131,8 +132,8 @@ static void on_event(void *arg, enum skep_watch_event event, const char *uid,
             printf("%s %.*s at %s", i > 0 ? "," : " ", PEER_ID_SHOWN, providers[i].peer_id,
                    providers[i].endpoint);
         putchar('\n');
-        fflush(stdout);
     }
+    output_flush(); /* remembered for output_is_gone() */
 }
 
 /* ---- the live table */
@@ -197,7 +198,7 @@ static void draw(struct skep_watch *watch, const char *prefix)
     table_print(t, stdout);
     if (rows.count > ROWS_SHOWN)
         printf("... and %zu more\n", rows.count - ROWS_SHOWN);
-    fflush(stdout);
+    output_flush();
     table_free(t);
     mem_free(rows.list);
 }
@@ -219,7 +220,12 @@ int find_prefix_watch(const char *command, const struct options *o, struct skep_
         return cli_fail(command, &err);
     }
     uint64_t draw_us = 0; /* at least once a second, for the last column */
-    while (!signals_wait(live.table ? clock_deadline_us(REDRAW_MS) : CLOCK_NEVER)) {
+    int code = CLI_DONE;
+    while (!signals_wait(clock_deadline_us(LOOK_MS))) {
+        if (output_is_gone()) { /* nobody sees what comes; output_end() says why */
+            code = CLI_FAILED;
+            break;
+        }
         if (live.table && (atomic_exchange(&live.changed, false) || clock_mono_us() >= draw_us)) {
             draw(watch, prefix);
             draw_us = clock_deadline_us(1000);
@@ -227,5 +233,5 @@ int find_prefix_watch(const char *command, const struct options *o, struct skep_
     }
     skep_watch_free(watch);
     signals_end();
-    return CLI_DONE;
+    return code;
 }

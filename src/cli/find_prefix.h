@@ -17,8 +17,9 @@ skep_status uid_list_read(struct uid_list *list, struct skep_client *client, con
 void uid_list_free(struct uid_list *list);
 
 /*
- * Shows a prefix until SIGINT or SIGTERM: on a terminal as a table that is drawn anew when
- * something changes, else a line for each event. Returns the exit code.
+ * Shows a prefix until SIGINT or SIGTERM, or until nobody takes what is printed: on a terminal as a
+ * table that is drawn anew when something changes, else a line for each event. Returns the exit
+ * code.
  */
 int find_prefix_watch(const char *command, const struct options *o, struct skep_client *client,
                       const char *prefix);

@@ -1,14 +1,18 @@
 /* Tables, progress, JSON and exit codes. */
 #include "cli/output.h"
 
+#include <errno.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/text.h"
 
 enum {
@@ -69,6 +73,59 @@ bool output_is_terminal(FILE *stream)
     const char *term = getenv("TERM");
 
     return isatty(fileno(stream)) && term != NULL && strcmp(term, "dumb") != 0;
+}
+
+/* ---- standard output ---- */
+
+enum { UNKNOWN_FAILURE = -1 };
+
+static atomic_int output_failure; /* errno of the first one, or UNKNOWN_FAILURE */
+
+static void note_failure(int failure)
+{
+    int none = 0;
+
+    atomic_compare_exchange_strong(&output_failure, &none, failure);
+}
+
+/* A write inside the printing of something long has failed, and errno has been lost since: what is
+ * wrong shows with one byte more, behind output that is not whole anyway. */
+static int find_failure(void)
+{
+    return write(STDOUT_FILENO, "\n", 1) < 0 ? errno : UNKNOWN_FAILURE;
+}
+
+bool output_flush(void)
+{
+    if (fflush(stdout) != 0)
+        note_failure(errno);
+    else if (ferror(stdout) != 0 && atomic_load(&output_failure) == 0)
+        note_failure(find_failure());
+    return atomic_load(&output_failure) == 0;
+}
+
+bool output_is_gone(void)
+{
+    struct pollfd p = {.fd = STDOUT_FILENO};
+
+    if (poll(&p, 1, 0) > 0 && (p.revents & (POLLERR | POLLNVAL)) != 0)
+        note_failure((p.revents & POLLNVAL) != 0 ? EBADF : EPIPE);
+    return atomic_load(&output_failure) != 0;
+}
+
+static const char *failure_text(void)
+{
+    int failure = atomic_load(&output_failure);
+
+    return failure == UNKNOWN_FAILURE ? "not all of it could be written" : strerror(failure);
+}
+
+int output_end(int code)
+{
+    if (output_flush())
+        return code;
+    fprintf(stderr, "skep: standard output: %s\n", failure_text());
+    return code == CLI_DONE ? CLI_FAILED : code;
 }
 
 /* ---- tables ---- */
@@ -270,8 +327,11 @@ bool json_print(json_t *value, FILE *out)
 
 void json_print_event(json_t *event)
 {
+    static atomic_bool told;
+
     if (event != NULL && json_dumpf(event, stdout, JSON_COMPACT) == 0)
         putchar('\n');
     json_decref(event);
-    fflush(stdout);
+    if (!output_flush() && !atomic_exchange(&told, true))
+        log_warn("standard output: %s; events are lost, all else goes on", failure_text());
 }

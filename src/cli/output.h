@@ -29,6 +29,17 @@ int cli_fail_before(const char *command, const struct skep_error *err);
  * returns CLI_USAGE. */
 int cli_usage_error(const char *command, const char *format, ...) SKEP_PRINTF(2, 3);
 
+/* ---- standard output ---- */
+
+/* Sends what has been printed. False from the first failure on, which is remembered. Any thread. */
+bool output_flush(void);
+/* Whether a write has failed, or whoever read our pipe has gone. For those who print for long. */
+bool output_is_gone(void);
+/* At the very end: sends what is left, and says on standard error what was lost and why.
+ * @return the exit code, for a command that ends with `code` else: a full disk or a closed pipe
+ * behind standard output is a failure too. */
+int output_end(int code);
+
 /* ---- tables ---- */
 
 /* Columns are aligned; headers are bold on a terminal and plain elsewhere. */
@@ -68,8 +79,9 @@ void progress_end(struct progress *p, const char *note);
 /* Prints a value and a line end. @param value taken always; NULL counts as memory that ran short.
  * @return whether all of it was written. */
 bool json_print(json_t *value, FILE *out);
-/* One event, one line on standard output, at once: programs read them as they come. @param event
- * taken always; NULL (memory ran short) prints nothing. */
+/* One event, one line on standard output, at once: programs read them as they come. For what serves
+ * on without its output: a failure is logged, once, and told by output_end(). @param event  taken
+ * always; NULL (memory ran short) prints nothing. */
 void json_print_event(json_t *event);
 
 /* Whether a stream is a terminal that understands colours and cursor movement. */

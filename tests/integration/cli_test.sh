@@ -89,10 +89,20 @@ expect 1 '"identity": "' keygen --identity "$work/other.key" --swarm-key "$work/
     echo 'key files have other modes than 600' >&2
     failures=$((failures + 1))
 }
-"$skep" --version >/dev/full 2>/dev/null && {
-    echo 'a full disk behind standard output was not noticed' >&2
-    failures=$((failures + 1))
-}
+# Standard output that takes nothing is a failure, told by its own name, however long the text is.
+full() {
+    local why=$1 said
+    shift
+    said=$("$@" 2>&1 >&3)
+    if [ $? -ne 1 ] || [ "${said##*$'\n'}" != "skep: standard output: $why" ]; then
+        printf '%s: standard output failed, and was said: %s\n' "$*" "$said" >&2
+        failures=$((failures + 1))
+    fi
+} 3>/dev/full
+full 'No space left on device' "$skep" --version
+full 'No space left on device' "$skep" help node
+full 'No space left on device' "$skep" keygen --identity "$work/full.key"
+full 'Bad file descriptor' bash -c '"$0" help node >&-' "$skep"
 
 # The scripts say how they are used, from wherever they are called.
 source_dir=$(cd "$(dirname "$0")/../.." && pwd)

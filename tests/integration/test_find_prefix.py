@@ -108,6 +108,52 @@ def case_a_watched_prefix_stays_live():
                 took, time.monotonic() - killed)
 
 
+def case_a_watch_ends_when_its_output_is_gone():
+    """With the reason; and at once, though nothing further is to be told."""
+    with Swarm() as swarm:
+        bootstrap = swarm.bootstrap()
+        swarm.node("a", GRID[:2], [bootstrap.peer])
+        until_listed(bootstrap.peer, "ffn.", GRID[:2])
+        watch = ("find", "ffn.", "--watch", "--initial-peers", bootstrap.peer)
+        for more in ((), ("--json",)):
+            for full in (True, False):
+                with open("/dev/full", "wb") as output:
+                    process = subprocess.Popen([SKEP, *watch, *more], stdin=subprocess.DEVNULL,
+                                               stdout=output if full else subprocess.PIPE,
+                                               stderr=subprocess.PIPE)
+                try:
+                    if not full:
+                        assert b"ffn.0.0" in process.stdout.readline()
+                        process.stdout.close()
+                    _, said = process.communicate(timeout=60 * PATIENCE)
+                finally:
+                    process.kill()
+                    process.wait()
+                last = said.decode().splitlines()[-1]
+                why = "No space left on device" if full else "Broken pipe"
+                assert (process.returncode, last) == (1, "skep: standard output: " + why), said
+
+
+def case_what_serves_goes_on_without_its_output():
+    with Swarm() as swarm:
+        bootstrap = swarm.bootstrap()
+        node = swarm.node("a", GRID[:2], [bootstrap.peer], "--stats-report-interval", "1")
+        tracker = swarm.start("tracker", "tracker", "--host", "127.0.0.1", "--port", "0", "--no-dht",
+                              "--stats-report-interval", "1")
+        at = ("--host", "127.0.0.1", "--port", str(tracker.facts["port"]))
+        for process in (bootstrap, node, tracker):
+            process.popen.stdout.close()
+        for process in (node, tracker):
+            process.wait_log("standard output: Broken pipe; events are lost")
+        until_listed(bootstrap.peer, "ffn.", GRID[:2])
+        run("query-tracker", *at)
+        for process in (node, tracker, bootstrap):
+            assert process.stop() == 1, process.read_log()
+            log = process.read_log()
+            assert log.endswith("skep: standard output: Broken pipe\n"), log
+            assert log.count("events are lost") == 1, log
+
+
 def case_a_goodbye_is_heard_wherever_one_watches():
     """Of many experts, under the name and under a deeper prefix, through whatever peer. Their records
     live for four minutes, so that whatever is told here is told by the node that stops."""
