@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/safetensors.h"
 #include "base/tensor.h"
+#include "experts/moe_config.h"
 #include "experts/moe_index.h"
 #include "experts/weights.h"
 
@@ -99,6 +100,28 @@ static skep_status list_matrices(struct moe *moe, struct skep_error *err)
     return rc;
 }
 
+/* Weights say nothing of what is computed with them; a model without config.json is trusted. */
+static skep_status check_config(const struct moe *moe, struct skep_error *err)
+{
+    char *path = path_of(moe, "config.json");
+    struct file_map map = {0};
+    skep_status rc;
+
+    if (path == NULL)
+        return error_no_memory(err, moe->dir, strlen(moe->dir));
+    rc = file_map(&map, path, err);
+    if (rc == SKEP_NOT_FOUND) {
+        rc = SKEP_OK;
+    } else if (rc == SKEP_OK) {
+        rc = moe_config_check(map.data, map.len, err);
+        if (rc != SKEP_OK)
+            error_prefix(err, "%s", path);
+        file_unmap(&map);
+    }
+    mem_free(path);
+    return rc;
+}
+
 skep_status moe_open(const char *dir, struct moe **out, struct skep_error *err)
 {
     struct moe *moe = mem_calloc(1, sizeof(*moe));
@@ -109,6 +132,8 @@ skep_status moe_open(const char *dir, struct moe **out, struct skep_error *err)
         return error_no_memory(err, dir, sizeof(*moe));
     moe->dir = mem_strdup(dir);
     rc = moe->dir != NULL ? list_matrices(moe, err) : error_no_memory(err, dir, strlen(dir));
+    if (rc == SKEP_OK)
+        rc = check_config(moe, err);
     if (rc != SKEP_OK) {
         moe_close(moe);
         return rc;

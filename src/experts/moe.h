@@ -1,7 +1,8 @@
 /*
  * Experts of mixture-of-experts language models, in the layout that Hugging Face's tools write:
  * `model-00001-of-0000n.safetensors` files with `model.safetensors.index.json` beside them, or one
- * `model.safetensors`. An expert is three matrices without biases, which is what "swiglu" computes.
+ * `model.safetensors`. An expert is three matrices without biases, which is what "swiglu" computes,
+ * unless a `config.json` beside them names another activation than SiLU: that is refused.
  * Behind `model.layers.L.` expert E has the names of one of these columns:
  *
  *   mlp.experts.E.gate_proj.weight  block_sparse_moe.experts.E.w1.weight
@@ -23,7 +24,7 @@ struct moe;
  * @param out  owned: moe_close(). NULL on failure.
  * @return SKEP_NOT_FOUND without an index or a model.safetensors; SKEP_DATA_LOSS, with what is
  *         wrong, for a bad index, an expert that lacks a matrix or names one twice;
- *         SKEP_FAILED_PRECONDITION if it has no experts of either layout.
+ *         SKEP_FAILED_PRECONDITION if it has no experts of either layout, or of another activation.
  */
 SKEP_MUST_CHECK skep_status moe_open(const char *dir, struct moe **out, struct skep_error *err);
 void moe_close(struct moe *moe); /* NULL is allowed */

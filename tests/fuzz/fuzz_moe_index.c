@@ -1,9 +1,10 @@
 /* Whatever the bytes of an index are, it is refused with a reason, or is a sorted list of whole
- * experts whose files are beside it. */
+ * experts whose files are beside it. The same bytes as a config are taken, or refused so. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "experts/moe_config.h"
 #include "experts/moe_index.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -40,5 +41,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (index.files[i][0] == '.' || strchr(index.files[i], '/') != NULL)
             abort();
     moe_index_fini(&index);
+    err.message[0] = '\0';
+    if (moe_config_check(data, size, &err) != SKEP_OK && err.message[0] == '\0')
+        abort();
     return 0;
 }

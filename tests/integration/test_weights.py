@@ -388,6 +388,37 @@ def case_one_file_without_an_index_will_do():
         assert len(os.listdir(folder)) == 6
 
 
+def case_a_config_beside_a_model_names_its_activation():
+    """Weights are the same for every activation, and another one would make nonsense of them."""
+    with Swarm() as swarm:
+        source, folder = swarm.path("model"), swarm.path("kept")
+        write_model(source, "mixtral", "F32", layers=1, experts=1)
+        command = ("import", "--moe", source, "--name", "mix", "--replace", "--checkpoint-dir", folder)
+        config = os.path.join(source, "config.json")
+        for text, why in (
+                ('{"hidden_act": "gelu"}', ['hidden_act is "gelu"', '"silu" or "swish"']),
+                ('{"hidden_act": "silu", "hidden_activation": "gelu_pytorch_tanh"}',
+                 ['hidden_activation is "gelu_pytorch_tanh"']),
+                ('{"hidden_act": "SiLU\\u001b["}', ["hidden_act is", "\\x1b"]),
+                ('{"hidden_act": ["silu"]}', ["hidden_act is not a string"]),
+                ('{"hidden_act": "silu"', ["not JSON"]), ("", ["not JSON"]),
+                ("[]", ["not a JSON object"]), ("[" * 100 + "]" * 100, ["deeper"]),
+                ('{"hidden_act": "silu"}' + " " * (4 << 20), ["bytes, expected at most"])):
+            with open(config, "w") as file:
+                file.write(text)
+            refused(1, [config + ": "] + why, *command)
+            assert os.listdir(folder) == [], text
+        for text in ('{"hidden_act": "silu", "big": 1000000000000000019884624838656}',
+                     '{"hidden_act": "swish"}', '{"hidden_act": null, "hidden_activation": "silu"}',
+                     '{"model_type": "mixtral"}', None):
+            os.remove(config)
+            if text is not None:
+                with open(config, "w") as file:
+                    file.write(text)
+            _, said = run(*command)
+            assert "config" not in said and "WARN" not in said, said
+
+
 def case_bad_models_are_refused():
     with Swarm() as swarm:
         folder = swarm.path("kept")
