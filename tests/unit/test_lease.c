@@ -415,6 +415,7 @@ int main(void)
         cmocka_unit_test(nothing_is_offered_while_it_is_closed),
     };
 
+    own_swarm(); /* named by this process: the holders are of the same one */
     make_holder(&holders[0]);
     make_holder(&holders[1]);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
