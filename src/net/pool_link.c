@@ -269,8 +269,12 @@ static void explain_attempt(const struct link *link, struct skep_error *err)
         return;
     if (err->status == SKEP_DATA_LOSS)
         error_prefix(err, "not a Skep endpoint");
-    else if (err->status == SKEP_UNAVAILABLE || err->status == SKEP_DEADLINE_EXCEEDED)
+    else if (err->status == SKEP_UNAVAILABLE)
         error_prefix(err, "no handshake (not a Skep endpoint, or it refuses this side)");
+    else if (err->status ==
+             SKEP_DEADLINE_EXCEEDED) /* a node that is stopped is still connected to */
+        error_prefix(err, "no handshake (it hangs or is overloaded, is not a Skep endpoint, or "
+                          "refuses this side)");
 }
 
 static void on_attempt_lost(struct link *link, const struct skep_error *why)

@@ -561,6 +561,8 @@ static void peer_that_is_no_skep_is_called_so(void **state)
         assert_false(w.sent);
         assert_non_null(strstr(w.message, "not a Skep endpoint"));
         assert_non_null(strstr(w.message, "127.0.0.1:"));
+        /* Who says nothing may be a node that has been stopped. */
+        assert_int_equal(strstr(w.message, "hangs or is overloaded") != NULL, words[i] == NULL);
         waiter_fini(&w);
         end_impostor(&im);
     }
