@@ -95,8 +95,10 @@ static skep_status check_headers(const struct service *service, struct hosted *h
                          "%" PRId64 " rows, expected at most max_batch_size %" PRId64, *rows,
                          service->max_batch_size);
     if (is_backward && !headers->has_request_id)
-        return error_set(err, SKEP_INVALID_ARGUMENT,
-                         "no request_id: without one a repeat could not be told from a new call");
+        return error_set(
+            err, SKEP_INVALID_ARGUMENT,
+            "no request id (id in the headers): without one a repeat could not be told from a "
+            "new call");
     if (atomic_load(&hosted->stalled))
         return error_set(err, SKEP_UNAVAILABLE, "stalled: its last batch takes too long");
     return SKEP_OK;

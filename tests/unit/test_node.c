@@ -99,7 +99,7 @@ static void bad_calls_are_refused_by_name_and_the_next_is_served(void **state)
     }
     r = backward_of(good, good, id);
     r.request_id = NULL;
-    refused(&caller, &r, SKEP_INVALID_ARGUMENT, "request_id");
+    refused(&caller, &r, SKEP_INVALID_ARGUMENT, "no request id (id in the headers)");
     r.count = 1;
     refused(&caller, &r, SKEP_INVALID_ARGUMENT,
             "1 tensor, expected 2 (inputs: 1, grad_outputs: 1)");
