@@ -145,7 +145,9 @@ static skep_status parse(struct uid *out, const char *text, size_t len, bool pre
 
 skep_status uid_parse(struct uid *out, const char *text, struct skep_error *err)
 {
-    return parse(out, text, strlen(text), false, err);
+    skep_status rc = error_if_null(text, "uid", err);
+
+    return rc == SKEP_OK ? parse(out, text, strlen(text), false, err) : rc;
 }
 
 bool uid_is_valid(const char *text, size_t len)
@@ -210,10 +212,13 @@ static skep_status read_fixed(struct reader *r, struct uid_pattern *out, struct 
  * number below its end. So the limit on the text is the limit on them. */
 skep_status uid_pattern_parse(struct uid_pattern *out, const char *text, struct skep_error *err)
 {
+    skep_status rc = error_if_null(text, "pattern", err);
+
+    if (rc != SKEP_OK)
+        return rc;
     struct reader r = {.text = text, .len = strlen(text)};
     struct uid_pattern pattern = {0};
-    skep_status rc = read_name(&r, "pattern", err);
-
+    rc = read_name(&r, "pattern", err);
     if (rc != SKEP_OK)
         return rc;
     memcpy(pattern.name, text, r.pos);

@@ -4,7 +4,7 @@
  *
  * Everything here may be called from any thread at any time, except where it says otherwise.
  * Callbacks run on one of the client's threads with no lock held; they must not block, and may
- * start further calls.
+ * start further calls. No handle may be used or freed in a forked child, see skep/skep.h.
  */
 #ifndef SKEP_CLIENT_H
 #define SKEP_CLIENT_H

@@ -27,6 +27,7 @@
  *
  * Threads: the functions of one node may be called from any thread, except that options and experts
  * are set before start, by one thread at a time, and nothing runs beside skep_node_free().
+ * In a forked child no node may be used or freed, see skep/skep.h.
  */
 #ifndef SKEP_NODE_H
 #define SKEP_NODE_H

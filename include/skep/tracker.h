@@ -21,7 +21,8 @@
  *     skep_tracker_free(tracker);
  * @endcode
  *
- * Threads: any; nothing runs beside skep_tracker_free().
+ * Threads: any; nothing runs beside skep_tracker_free(). In a forked child no
+ * tracker may be used or freed, see skep/skep.h.
  */
 #ifndef SKEP_TRACKER_H
 #define SKEP_TRACKER_H

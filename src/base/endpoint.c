@@ -164,8 +164,11 @@ skep_status endpoint_parse(struct endpoint *out, const char *text, bool any_port
 {
     struct endpoint e = {0};
     const char *port = NULL;
-    const char *why = check_characters(text);
+    skep_status rc = error_if_null(text, "endpoint", err);
 
+    if (rc != SKEP_OK)
+        return rc;
+    const char *why = check_characters(text);
     if (why == NULL)
         why = split(text, &e, &port);
     if (why == NULL)

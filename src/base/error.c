@@ -70,6 +70,27 @@ skep_status error_no_memory(struct skep_error *err, const char *what, size_t byt
     return error_set(err, SKEP_RESOURCE_EXHAUSTED, "%s: no memory for %zu bytes", what, bytes);
 }
 
+skep_status error_if_null(const void *given, const char *name, struct skep_error *err)
+{
+    return given != NULL ? SKEP_OK
+                         : error_set(err, SKEP_INVALID_ARGUMENT, "%s: NULL is not allowed", name);
+}
+
+skep_status error_if_null_in(const void *list, size_t count, const char *name,
+                             struct skep_error *err)
+{
+    if (count == 0)
+        return SKEP_OK;
+    skep_status rc = error_if_null(list, name, err);
+    for (size_t i = 0; rc == SKEP_OK && i < count; i++) {
+        const void *entry; /* copied: the list may be of any type of pointers */
+        memcpy(&entry, (const char *)list + i * sizeof(entry), sizeof(entry));
+        if (entry == NULL)
+            rc = error_set(err, SKEP_INVALID_ARGUMENT, "%s[%zu]: NULL is not allowed", name, i);
+    }
+    return rc;
+}
+
 skep_status status_from_errno(int error_number)
 {
     switch (error_number) {

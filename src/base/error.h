@@ -19,6 +19,14 @@ void error_prefix(struct skep_error *err, const char *format, ...) SKEP_PRINTF(2
 /* The usual sentence for a failed allocation. Returns SKEP_RESOURCE_EXHAUSTED. */
 skep_status error_no_memory(struct skep_error *err, const char *what, size_t bytes);
 
+/* For what a caller must give: SKEP_INVALID_ARGUMENT, with the argument's name, if it is NULL. */
+SKEP_MUST_CHECK skep_status error_if_null(const void *given, const char *name,
+                                          struct skep_error *err);
+/* The same for a list of pointers and each of its entries ("inputs[2]"); of none, it may be NULL.
+ */
+SKEP_MUST_CHECK skep_status error_if_null_in(const void *list, size_t count, const char *name,
+                                             struct skep_error *err);
+
 #ifdef __clang_analyzer__
 /* The analyzer sees no further than one file, and would follow "and if this returned SKEP_OK?". */
 #define error_set(err, status, ...) (error_set(err, status, __VA_ARGS__), (status))

@@ -92,6 +92,8 @@ static skep_status check_dtype_and_shape(DLDataType dtype, int ndim, const int64
     if (ndim < 0 || ndim > SKEP_TENSOR_MAX_DIMS)
         return error_set(err, SKEP_INVALID_ARGUMENT, "tensor: %d dimensions, expected 0 to %d",
                          ndim, SKEP_TENSOR_MAX_DIMS);
+    if (ndim > 0 && shape == NULL)
+        return error_if_null(shape, "tensor: shape", err);
     if (!shape_count(ndim, shape, &count) || !size_mul(count, dtype_bytes(dtype), bytes))
         return error_set(err, SKEP_INVALID_ARGUMENT,
                          "tensor: shape with a negative dimension or too many elements");
@@ -194,8 +196,11 @@ static bool is_contiguous(const DLTensor *t)
 skep_status skep_tensor_bytes(const DLTensor *tensor, size_t *out, struct skep_error *err)
 {
     size_t bytes;
-    skep_status rc = check_dtype_and_shape(tensor->dtype, tensor->ndim, tensor->shape, &bytes, err);
+    skep_status rc = error_if_null(tensor, "tensor", err);
 
+    if (rc != SKEP_OK)
+        return rc;
+    rc = check_dtype_and_shape(tensor->dtype, tensor->ndim, tensor->shape, &bytes, err);
     if (rc != SKEP_OK)
         return rc;
     if (tensor->device.device_type != kDLCPU)

@@ -45,7 +45,10 @@ skep_status client_take_options(void *out, size_t size, const void *given, const
                                 struct skep_error *err)
 {
     size_t given_size;
+    skep_status rc = error_if_null(given, "options", err);
 
+    if (rc != SKEP_OK)
+        return rc;
     memcpy(&given_size, given, sizeof(given_size));
     if (given_size < sizeof(given_size) || given_size > size)
         return error_set(err, SKEP_INVALID_ARGUMENT,
@@ -148,6 +151,9 @@ skep_status skep_client_new(const struct skep_client_options *given, struct skep
         rc = tensor_encoding_check("grad_compression", options->grad_compression, err);
     if (rc == SKEP_OK && options->swarm != NULL)
         rc = swarm_name_check(options->swarm, err);
+    if (rc == SKEP_OK && !options->no_dht)
+        rc = error_if_null_in(options->initial_peers, options->initial_peer_count, "initial_peers",
+                              err);
     if (rc != SKEP_OK)
         return rc;
     client = mem_calloc(1, sizeof(*client));
@@ -351,15 +357,17 @@ skep_status skep_client_find_many(struct skep_client *client, const char *const 
     uint64_t deadline_us = clock_deadline_us(timeout_ms != 0 ? timeout_ms : client->timeout_ms);
     size_t round = count < FIND_ROUND ? count : FIND_ROUND;
     struct lookup_result *results = NULL;
-    skep_status rc = SKEP_OK;
+    skep_status rc = error_if_null_in(uids, count, "uids", err);
 
+    if (rc == SKEP_OK && client->swarm == NULL)
+        rc = no_dht(err);
     for (size_t i = 0; i < count; i++) {
         experts[i] = NULL;
         if (statuses != NULL)
-            statuses[i] = client->swarm == NULL ? SKEP_FAILED_PRECONDITION : SKEP_UNAVAILABLE;
+            statuses[i] = rc != SKEP_OK ? rc : SKEP_UNAVAILABLE;
     }
-    if (client->swarm == NULL)
-        return no_dht(err);
+    if (rc != SKEP_OK)
+        return rc;
     results = mem_calloc(round, sizeof(*results));
     if (results == NULL)
         return error_no_memory(err, "look-up", round * sizeof(*results));

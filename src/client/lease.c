@@ -270,6 +270,9 @@ skep_status skep_client_lease_begin(struct skep_client *client, const char *endp
     skep_status rc;
 
     *out = NULL;
+    rc = error_if_null(match_key, "match_key", err);
+    if (rc != SKEP_OK)
+        return rc;
     if (strlen(match_key) > MESSAGE_MAX_PARAMS / 2)
         return error_set(err, SKEP_INVALID_ARGUMENT, "match key: %zu bytes, expected at most %d",
                          strlen(match_key), MESSAGE_MAX_PARAMS / 2);

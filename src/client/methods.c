@@ -7,12 +7,27 @@
 
 static const struct skep_call_options default_options;
 
+static skep_status check_given(const struct skep_remote_expert *expert,
+                               const DLTensor *const *tensors, size_t count, const char *name,
+                               struct skep_error *err)
+{
+    skep_status rc = error_if_null_in(tensors, count, name, err);
+
+    if (rc != SKEP_OK)
+        error_prefix(err, "expert %s", expert->uid);
+    return rc;
+}
+
 skep_status skep_remote_expert_forward_start(struct skep_remote_expert *expert,
                                              const DLTensor *const *inputs, size_t count,
                                              const struct skep_call_options *options,
                                              skep_call_fn done, void *arg, struct skep_call **out,
                                              struct skep_error *err)
 {
+    *out = NULL;
+    skep_status rc = check_given(expert, inputs, count, "inputs", err);
+    if (rc != SKEP_OK)
+        return rc;
     if (options == NULL)
         options = &default_options;
     struct call_request request = {
@@ -42,6 +57,11 @@ skep_status skep_remote_expert_backward_start(
         return error_set(err, SKEP_INVALID_ARGUMENT,
                          "expert %s: %zu inputs and %zu gradients, expected at most %d tensors",
                          expert->uid, input_count, grad_count, MESSAGE_MAX_TENSORS);
+    skep_status rc = check_given(expert, inputs, input_count, "inputs", err);
+    if (rc == SKEP_OK)
+        rc = check_given(expert, grad_outputs, grad_count, "grad_outputs", err);
+    if (rc != SKEP_OK)
+        return rc;
     for (size_t i = 0; i < input_count; i++)
         tensors[i] = inputs[i];
     for (size_t i = 0; i < grad_count; i++)

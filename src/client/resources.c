@@ -39,10 +39,13 @@ skep_status skep_client_find_resources(struct skep_client *client, const char *k
 
     *out = NULL;
     *count = 0;
+    skep_status rc = error_if_null(key, "key", err);
+    if (rc != SKEP_OK)
+        return rc;
     if (client->swarm == NULL)
         return error_set(err, SKEP_FAILED_PRECONDITION,
                          "client: started without the DHT, so nothing can be looked up");
-    skep_status rc = directory_find_resource(
+    rc = directory_find_resource(
         swarm_directory(client->swarm), key, false,
         clock_deadline_us(timeout_ms != 0 ? timeout_ms : client->timeout_ms), &list, err);
     if (rc != SKEP_OK) {

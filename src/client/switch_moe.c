@@ -75,9 +75,11 @@ skep_status skep_switch_moe_new(struct skep_client *client,
                                 const struct skep_switch_moe_options *options,
                                 struct skep_switch_moe **out, struct skep_error *err)
 {
-    struct skep_switch_moe *moe = mem_calloc(1, sizeof(*moe));
-
     *out = NULL;
+    skep_status rc = error_if_null(options, "options", err);
+    if (rc != SKEP_OK)
+        return rc;
+    struct skep_switch_moe *moe = mem_calloc(1, sizeof(*moe));
     if (moe == NULL)
         return error_no_memory(err, "mixture", sizeof(*moe));
     pthread_mutex_init(&moe->lock, NULL);
@@ -87,7 +89,7 @@ skep_status skep_switch_moe_new(struct skep_client *client,
     moe->random.state = options->moe.seed;
     if (moe->random.state == 0)
         randombytes_buf(&moe->random.state, sizeof(moe->random.state));
-    skep_status rc = check_options(options, err);
+    rc = check_options(options, err);
     if (rc == SKEP_OK)
         rc = mixture_init(&moe->mixture, client, &options->moe, err);
     if (rc == SKEP_OK)

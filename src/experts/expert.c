@@ -73,6 +73,9 @@ static skep_status read_options(const struct skep_expert_options *in,
     const size_t first_version = offsetof(struct skep_expert_options, eps) + sizeof(double);
 
     skep_expert_options_init(out);
+    skep_status rc = error_if_null(in, "options", err);
+    if (rc != SKEP_OK)
+        return rc;
     if (in->size < first_version)
         return error_set(err, SKEP_INVALID_ARGUMENT,
                          "expert options: size %zu, expected %zu: use skep_expert_options_init()",

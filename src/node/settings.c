@@ -218,6 +218,9 @@ skep_status settings_init(struct settings *s, const struct skep_node_options *op
     memset(s, 0, sizeof(*s));
     s->identity_lock = -1;
     skep_node_options_init(o);
+    rc = error_if_null(options, "options", err);
+    if (rc != SKEP_OK)
+        return rc;
     if (options->size == 0 || options->size > sizeof(*o))
         return error_set(err, SKEP_INVALID_ARGUMENT,
                          "node options: size %zu, expected at most %zu: use "
@@ -232,6 +235,8 @@ skep_status settings_init(struct settings *s, const struct skep_node_options *op
         rc = tensor_encoding_check("grad_compression", o->grad_compression, err);
     if (rc == SKEP_OK)
         rc = swarm_name_check(o->swarm, err);
+    if (rc == SKEP_OK && !o->no_dht)
+        rc = error_if_null_in(o->initial_peers, o->initial_peer_count, "initial_peers", err);
     if (rc == SKEP_OK)
         rc = parse_endpoints(s, o, err);
     if (rc == SKEP_OK)

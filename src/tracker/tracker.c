@@ -42,6 +42,10 @@ void skep_tracker_options_init(struct skep_tracker_options *options)
 
 static skep_status check(const struct skep_tracker_options *options, struct skep_error *err)
 {
+    skep_status rc = error_if_null(options, "options", err);
+
+    if (rc != SKEP_OK)
+        return rc;
     if (options->size != sizeof(*options))
         return error_set(err, SKEP_INVALID_ARGUMENT, "options: not made by their _init function");
     if (options->host == NULL)

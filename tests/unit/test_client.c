@@ -11,7 +11,9 @@
 
 #include <skep/client.h>
 #include <skep/log.h>
+#include <skep/moe.h>
 #include <skep/node.h>
+#include <skep/watch.h>
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/endpoint.h"
@@ -213,6 +215,130 @@ static void options_of_an_unknown_size_are_refused(void **state)
     options.size = offsetof(struct skep_client_options, compression);
     options.compression = (enum skep_compression)77;
     assert_int_equal(skep_client_new(&options, &client, &err), SKEP_OK);
+    skep_client_free(client);
+}
+
+/* What a program passes by mistake is an error like others, told by the argument's name. */
+#define assert_refused(call, text)                                                                 \
+    do {                                                                                           \
+        memset(&err, 0, sizeof(err));                                                              \
+        assert_int_equal(call, SKEP_INVALID_ARGUMENT);                                             \
+        if (strstr(err.message, text) == NULL)                                                     \
+            fail_msg("%s: \"%s\", expected \"%s\" in it", #call, err.message, text);               \
+    } while (0)
+
+static void null_for_options_and_initial_peers_is_refused(void **state)
+{
+    (void)state;
+    const char *const peers[2] = {"127.0.0.1:9", NULL};
+    struct skep_client_options options;
+    struct skep_node_options node_options;
+    struct skep_client *client;
+    struct skep_node *node;
+    struct skep_moe *moe;
+    struct skep_switch_moe *switch_moe;
+    struct skep_error err;
+
+    assert_refused(skep_client_new(NULL, &client, &err), "options: NULL");
+    assert_null(client);
+    assert_int_equal(skep_client_new(NULL, &client, NULL), SKEP_INVALID_ARGUMENT);
+    assert_refused(skep_node_new(NULL, &node, &err), "options: NULL");
+    assert_null(node);
+    skep_client_options_init(&options);
+    skep_node_options_init(&node_options);
+    options.initial_peer_count = node_options.initial_peer_count = 2;
+    assert_refused(skep_client_new(&options, &client, &err), "initial_peers: NULL");
+    assert_refused(skep_node_new(&node_options, &node, &err), "initial_peers: NULL");
+    options.initial_peers = node_options.initial_peers = peers;
+    assert_refused(skep_client_new(&options, &client, &err), "initial_peers[1]: NULL");
+    assert_refused(skep_node_new(&node_options, &node, &err), "initial_peers[1]: NULL");
+    client = start_client(NULL);
+    assert_refused(skep_moe_new(client, NULL, &moe, &err), "options: NULL");
+    assert_refused(skep_switch_moe_new(client, NULL, &switch_moe, &err), "options: NULL");
+    skep_client_free(client);
+    skep_node_options_init(&node_options);
+    assert_int_equal(skep_node_new(&node_options, &node, &err), SKEP_OK);
+    assert_refused(skep_node_add_expert(node, "e.1", NULL, &err), "options: NULL");
+    assert_refused(skep_node_add_pattern(node, "e.[0:2]", 1, NULL, &err), "options: NULL");
+    struct skep_expert_options expert;
+    skep_expert_options_init(&expert);
+    expert.hidden_dim = HIDDEN;
+    assert_refused(skep_node_add_expert(node, NULL, &expert, &err), "uid: NULL");
+    assert_refused(skep_node_add_pattern(node, NULL, 1, &expert, &err), "pattern: NULL");
+    skep_node_free(node);
+}
+
+static void null_for_names_is_refused(void **state)
+{
+    (void)state;
+    struct skep_client *client = start_client(NULL);
+    const char *uids[2] = {"t.1", NULL};
+    struct skep_remote_expert *experts[2];
+    skep_status statuses[2];
+    struct skep_tracked_resource *resources;
+    struct skep_client_lease *lease;
+    struct skep_watch *watch;
+    struct skep_peer peer;
+    struct skep_error err;
+    size_t count;
+
+    assert_refused(skep_client_find(client, NULL, TIMEOUT_MS, experts, &err), "uid: NULL");
+    assert_null(experts[0]);
+    assert_refused(skep_client_find_many(client, uids, 2, TIMEOUT_MS, experts, statuses, &err),
+                   "uids[1]: NULL");
+    assert_refused(skep_client_find_many(client, NULL, 2, TIMEOUT_MS, experts, NULL, &err),
+                   "uids: NULL");
+    assert_int_equal(statuses[0], SKEP_INVALID_ARGUMENT);
+    assert_null(experts[1]);
+    assert_refused(skep_client_expert_at(client, NULL, "127.0.0.1:9", NULL, experts, &err),
+                   "uid: NULL");
+    assert_refused(skep_client_expert_at(client, "t.1", NULL, NULL, experts, &err),
+                   "endpoint: NULL");
+    assert_refused(skep_client_peer_at(client, NULL, TIMEOUT_MS, &peer, &err), "endpoint: NULL");
+    assert_refused(skep_client_find_resources(client, NULL, TIMEOUT_MS, &resources, &count, &err),
+                   "key: NULL");
+    assert_refused(
+        skep_client_lease_begin(client, "127.0.0.1:9", NULL, NULL, 0, TIMEOUT_MS, &lease, &err),
+        "match_key: NULL");
+    assert_refused(skep_client_lease_begin(client, NULL, NULL, "k", 0, TIMEOUT_MS, &lease, &err),
+                   "endpoint: NULL");
+    assert_int_equal(skep_watch_new(client, NULL, NULL, NULL, &watch, &err),
+                     SKEP_FAILED_PRECONDITION); /* it has no DHT: said first */
+    skep_client_free(client);
+}
+
+static void null_for_tensors_is_refused(void **state)
+{
+    (void)state;
+    struct skep_client *client = start_client(NULL);
+    struct skep_remote_expert *expert;
+    struct skep_call *call;
+    struct skep_error err;
+    DLManagedTensor *x = rows(1, 0.0f), *outputs[2];
+    const DLTensor *good[1] = {&x->dl_tensor}, *bad[2] = {&x->dl_tensor, NULL};
+    size_t count;
+
+    assert_int_equal(skep_client_expert_at(client, "t.1", "127.0.0.1:9", NULL, &expert, &err),
+                     SKEP_OK);
+    assert_refused(skep_remote_expert_forward(expert, bad, 2, NULL, outputs, 2, &count, &err),
+                   "expert t.1: inputs[1]: NULL");
+    assert_refused(skep_remote_expert_forward(expert, NULL, 1, NULL, outputs, 2, &count, &err),
+                   "inputs: NULL");
+    assert_refused(skep_remote_expert_forward_start(expert, bad, 2, NULL, NULL, NULL, &call, &err),
+                   "inputs[1]: NULL");
+    assert_null(call);
+    assert_refused(
+        skep_remote_expert_backward(expert, bad, 2, good, 1, NULL, outputs, 2, &count, &err),
+        "inputs[1]: NULL");
+    assert_refused(
+        skep_remote_expert_backward(expert, good, 1, bad, 2, NULL, outputs, 2, &count, &err),
+        "grad_outputs[1]: NULL");
+    assert_refused(
+        skep_remote_expert_backward_start(expert, good, 1, NULL, 1, NULL, NULL, NULL, &call, &err),
+        "grad_outputs: NULL");
+    assert_refused(skep_tensor_bytes(NULL, &count, &err), "tensor: NULL");
+    skep_tensor_free(x);
+    skep_remote_expert_free(expert);
     skep_client_free(client);
 }
 
@@ -641,6 +767,9 @@ int main(void)
         cmocka_unit_test(a_node_of_this_machine_is_reached_whatever_it_publishes),
         cmocka_unit_test(client_without_memory_for_its_first_things_is_refused),
         cmocka_unit_test(options_of_an_unknown_size_are_refused),
+        cmocka_unit_test(null_for_options_and_initial_peers_is_refused),
+        cmocka_unit_test(null_for_names_is_refused),
+        cmocka_unit_test(null_for_tensors_is_refused),
         cmocka_unit_test(a_client_without_the_dht_says_so_of_what_needs_it),
         cmocka_unit_test(absent_and_invalid_uids_are_told_apart),
         cmocka_unit_test(a_stopped_node_is_replaced_by_the_other),

@@ -598,8 +598,11 @@ static void terminate_asks_then_ends(void **state)
     struct skep_tracker_options options;
     struct skep_tracker *tracker = NULL;
     struct skep_tracker_stats stats;
+    struct skep_error err;
     char *summary = NULL;
 
+    assert_int_equal(skep_tracker_start(NULL, &tracker, &err), SKEP_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "options: NULL"));
     skep_tracker_options_init(&options);
     assert_string_equal(options.host, "0.0.0.0");
     assert_int_equal(options.port, 9190);
