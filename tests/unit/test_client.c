@@ -452,7 +452,16 @@ static void a_repeated_request_id_steps_once(void **state)
 
 /* ---- a server that misbehaves */
 
-enum misbehaviour { REFUSE_FULL, NEVER_ANSWER };
+enum misbehaviour { REFUSE_FULL, NEVER_ANSWER, DRIVE_TERMINALS };
+
+/* An answer to info whose texts are escapes, marks of direction and no UTF-8. */
+static const char driving_info[] = "\x88\xa3uid\xa3x.1\xa5"
+                                   "class\xa5"
+                                   "a\033[2J\xa9precision\xa4"
+                                   "f\xe2\x80\xae\xaaparameters\x01\xa7updates\x02\xae"
+                                   "max_batch_size\x04\xa6inputs\x91\x83\xa4name\xa2\xff\x07\xa5"
+                                   "dtype\xa3"
+                                   "F32\xa5shape\x92\xff\x04\xa7outputs\x90";
 
 struct bad_server {
     enum misbehaviour how;
@@ -488,6 +497,11 @@ static void bad_complete(void *arg, struct server_call *call)
 {
     struct bad_server *bad = arg;
 
+    if (bad->how == DRIVE_TERMINALS) {
+        server_call_reply(call, NULL, (const uint8_t *)driving_info, sizeof(driving_info) - 1, NULL,
+                          0);
+        return;
+    }
     pthread_mutex_lock(&bad->lock);
     bad->held[bad->held_count++] = call;
     pthread_cond_broadcast(&bad->held_cond);
@@ -579,6 +593,27 @@ static void a_full_queue_carries_its_retry_hint(void **state)
     assert_int_equal(err.retry_after_ms, 250);
     assert_int_equal(atomic_load(&bad.calls), 1);
     skep_tensor_free(x);
+    skep_remote_expert_free(expert);
+    skep_client_free(client);
+    bad_stop(&bad);
+}
+
+static void what_a_node_tells_of_an_expert_is_fit_to_be_shown(void **state)
+{
+    (void)state;
+    struct bad_server bad;
+    struct skep_client *client = start_client(NULL);
+    struct skep_expert_info info;
+    struct skep_error err = {0};
+
+    bad_start(&bad, DRIVE_TERMINALS);
+    struct skep_remote_expert *expert = expert_of(client, &bad);
+    if (skep_remote_expert_info(expert, TIMEOUT_MS, &info, &err) != SKEP_OK)
+        fail_msg("info: %s", err.message);
+    assert_int_equal(info.update_count, 2);
+    assert_string_equal(info.cls, "a?[2J");
+    assert_string_equal(info.precision, "f???");
+    assert_string_equal(info.schema.inputs[0].name, "??");
     skep_remote_expert_free(expert);
     skep_client_free(client);
     bad_stop(&bad);
@@ -775,6 +810,7 @@ int main(void)
         cmocka_unit_test(a_stopped_node_is_replaced_by_the_other),
         cmocka_unit_test(a_repeated_request_id_steps_once),
         cmocka_unit_test(a_full_queue_carries_its_retry_hint),
+        cmocka_unit_test(what_a_node_tells_of_an_expert_is_fit_to_be_shown),
         cmocka_unit_test(a_silent_node_ends_in_deadline_exceeded),
         cmocka_unit_test(a_lost_backward_is_not_sent_twice),
         cmocka_unit_test(cancel_still_calls_back_once),
