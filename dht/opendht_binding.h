@@ -1,5 +1,5 @@
 /*
- * Whom libopendht calls. Skep replaces one function of OpenDHT that is wrong (see opendht_ext.cpp)
+ * Whom libopendht calls. Skep replaces two functions of OpenDHT (see opendht_ext.cpp)
  * by defining it again; the dynamic linker prefers the first definition it meets, which is ours
  * unless the process has loaded OpenDHT on its own before. This tells what it chose.
  *

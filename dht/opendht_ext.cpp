@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include <dlfcn.h>
 #include <opendht.h>
 
 /*
@@ -33,6 +34,29 @@ dht::FieldValueIndex::containedIn(const FieldValueIndex &other) const
         const auto same = other.index.find(field.first);
         return same != other.index.end() && same->second == field.second;
     });
+}
+
+/* Of dht::Dht, whose class is in none of OpenDHT's installed headers, as the linker knows them. */
+dht::NodeStats skep_opendht_stats(const void *dht,
+                                  sa_family_t family) __asm__("_ZNK3dht3Dht13getNodesStatsEt");
+extern "C" __attribute__((visibility("default"))) void
+skep_opendht_connectivity_changed(void *dht,
+                                  sa_family_t family) __asm__("_ZN3dht3Dht19connectivityChangedEt");
+
+/*
+ * OpenDHT's own connectivityChanged(), unless there are peers that answer. It calls that by itself
+ * whenever all peers of a search are dead, and takes all peers for neither dead nor alive then. Who
+ * has sent pings under hundreds of ids that answer nothing could keep a node waiting for these for
+ * ever: they must stay dead. The dynamic linker prefers this one; the next it knows is OpenDHT's.
+ * On OpenDHT's thread.
+ */
+void skep_opendht_connectivity_changed(void *dht, sa_family_t family)
+{
+    static const auto original = reinterpret_cast<void (*)(void *, sa_family_t)>(
+        dlsym(RTLD_NEXT, "_ZN3dht3Dht19connectivityChangedEt"));
+
+    if (original != nullptr && skep_opendht_stats(dht, family).good_nodes == 0)
+        original(dht, family);
 }
 
 namespace

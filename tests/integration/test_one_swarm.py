@@ -1,12 +1,16 @@
 """B32: whatever comes up late, goes away or is cut off, it ends as one swarm, within a minute."""
 
+import contextlib
 import json
 import os
 import select
 import socket
+import struct
+import time
 
 from namespaces import Firewall, Network, lacks_namespaces, only_with
 from swarm import Deadline, Swarm, find, free_port, main, until, until_found
+from tvm_peer import DHT_PEERS, Peer
 
 OFTEN = ("--update-period", "5", "--stats-report-interval", "1")
 
@@ -51,6 +55,36 @@ def case_four_at_once_and_the_bootstrap_peer_last():
             node.wait_log("bootstrap peer %s: does not answer" % peer)
         swarm.bootstrap(listen=peer)
         until_one_swarm(nodes, peers=4)
+
+
+def pings(network, count):
+    """OpenDHT's, of peers with ids of their own that nobody answers for."""
+    for number in range(count):
+        yield b"".join((b"\x86\xa1a\x81\xa2id\xc4\x14", os.urandom(20), b"\xa1q\xa4ping\xa1t\xce",
+                        struct.pack(">I", number + 1), b"\xa1y\xa1q\xa1v\xa4RNG1\xa1n\xce",
+                        struct.pack(">I", network)))
+
+
+def case_a_stranger_with_hundreds_of_ids_that_answer_nothing():
+    """They are waited for once, and the peers that do answer are not forgotten over them."""
+    with Swarm() as swarm, contextlib.ExitStack() as sockets:
+        bootstrap = swarm.bootstrap()
+        nodes = {uid: swarm.node(uid, [uid], [bootstrap.peer], *OFTEN) for uid in ("a.0", "b.0")}
+        until_one_swarm(nodes, peers=2)
+        network = Peer(nodes["a.0"].facts["tracker"]).call(DHT_PEERS)[1]["network"]
+        for ping in pings(network, 400):
+            stranger = sockets.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            for process in (bootstrap, *nodes.values()):
+                stranger.sendto(ping, ("127.0.0.1", process.facts["dht_port"]))
+            time.sleep(0.001)  # no more at once than a receive buffer holds
+        last = {uid: swarm.node(uid, [uid], [bootstrap.peer], *OFTEN) for uid in ("c.0",)}
+        nodes.update(last)
+        end = time.monotonic() + 40
+        while time.monotonic() < end:
+            for node in nodes.values():
+                assert "no peer answers any more" not in node.read_log(), node.read_log()
+            time.sleep(0.5)
+        until_one_swarm(nodes, peers=3)
 
 
 @only_with(lacks_namespaces)

@@ -166,8 +166,10 @@ static skep_status run_switch(struct skep_client *client, const struct skep_swit
 
 static void expect_sentence(const struct skep_error *err, skep_status status, const char *prefix)
 {
-    static const char *const parts[] = {"[2, 2]: no expert found in swarm test within ", " ms ("};
+    char where[64];
+    const char *const parts[] = {where, " ms ("};
 
+    snprintf(where, sizeof(where), "[2, 2]: no expert found in swarm %s within ", own_swarm());
     assert_int_equal(err->status, status);
     assert_non_null(strstr(err->message, prefix));
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
