@@ -233,18 +233,22 @@ class HeldThread:
     WALL = 0x40000000
 
     def __init__(self, process, name):
-        tasks = "/proc/%d/task" % process.popen.pid
         self.libc = ctypes.CDLL(None, use_errno=True)
         self.libc.ptrace.argtypes = [ctypes.c_long] * 4
         self.libc.ptrace.restype = ctypes.c_long
-        self.tid = 0
-        for task in os.listdir(tasks):
-            with open("%s/%s/comm" % (tasks, task)) as comm:
-                if comm.read().strip() == name:
-                    self.tid = int(task)
-        assert self.tid != 0, "%s has no thread %s" % (process.name, name)
+        # A thread names itself, a moment after it has begun.
+        self.tid = until(lambda: self.find(process.popen.pid, name), 20,
+                         "%s has a thread %s" % (process.name, name))
         self.ask(self.SEIZE)
         self.held = False
+
+    @staticmethod
+    def find(pid, name):
+        for task in os.listdir("/proc/%d/task" % pid):
+            with open("/proc/%d/task/%s/comm" % (pid, task)) as comm:
+                if comm.read().strip() == name:
+                    return int(task)
+        return 0
 
     def ask(self, request):
         if self.libc.ptrace(request, self.tid, 0, 0) != 0:
