@@ -98,20 +98,16 @@ struct call {
 /* Options of what this call does not do, or has no use for. */
 static int check_parts(struct options *o)
 {
+    static const struct {
+        const char *name, *needs;
+    } rows[] = {
+        {"input", "output"},    {"output", "input"},     {"grad", "input"},
+        {"request-id", "grad"}, {"peer-id", "endpoint"}, {"match-key", "endpoint"},
+    };
     int code = client_options_check_direct(o);
 
-    if (code == CLI_DONE && options_string(o, "output") == NULL)
-        code = options_idle(o, "input", "goes with --output");
-    if (code == CLI_DONE && options_string(o, "input") == NULL)
-        code = options_idle(o, "output", "goes with --input");
-    if (code == CLI_DONE && options_string(o, "input") == NULL)
-        code = options_idle(o, "grad", "goes with --input");
-    if (code == CLI_DONE && options_string(o, "grad") == NULL)
-        code = options_idle(o, "request-id", "goes with --grad");
-    if (code == CLI_DONE && options_endpoint(o, "endpoint") == NULL)
-        code = options_idle(o, "peer-id", "goes with --endpoint");
-    if (code == CLI_DONE && options_endpoint(o, "endpoint") == NULL)
-        code = options_idle(o, "match-key", "goes with --endpoint");
+    for (size_t i = 0; i < OPTION_COUNT(rows) && code == CLI_DONE; i++)
+        code = options_needs(o, rows[i].name, rows[i].needs);
     return code;
 }
 
@@ -130,10 +126,10 @@ static int check_idle(struct options *o)
         code = options_idle(o, "hedge-after",
                             "goes with --input, and the nodes of a swarm to "
                             "choose from: not --endpoint");
-    if (code == CLI_DONE && !has_input)
-        code = options_idle(o, "compression", "goes with --input");
-    if (code == CLI_DONE && !has_grad)
-        code = options_idle(o, "grad-compression", "goes with --grad");
+    if (code == CLI_DONE)
+        code = options_needs(o, "compression", "input");
+    if (code == CLI_DONE)
+        code = options_needs(o, "grad-compression", "grad");
     return code;
 }
 

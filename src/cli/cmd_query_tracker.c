@@ -381,9 +381,7 @@ int cmd_query_tracker(int argc, char **argv)
     if (!options_begin(&o, &table, argc, argv, &code))
         return code;
     uint64_t deadline_us = clock_deadline_us((uint64_t)options_int(&o, "timeout"));
-    code = options_string(&o, "request") == NULL
-               ? options_idle(&o, "priority", "goes with --request")
-               : CLI_DONE;
+    code = options_needs(&o, "priority", "request");
     if (code != CLI_DONE)
         ; /* said */
     else if (read_tracker(&o, &tracker, &err) != SKEP_OK)

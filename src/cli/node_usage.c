@@ -28,8 +28,7 @@ static int check_needs(struct options *o)
     int code = CLI_DONE;
 
     for (size_t i = 0; i < OPTION_COUNT(rows) && code == CLI_DONE; i++)
-        if (!options_in_force(o, rows[i].needs))
-            code = options_idle(o, rows[i].name, "goes with --%s", rows[i].needs);
+        code = options_needs(o, rows[i].name, rows[i].needs);
     return code;
 }
 

@@ -458,6 +458,11 @@ int options_contrary(struct options *o, const char *name, const char *other, con
     return code;
 }
 
+int options_needs(struct options *o, const char *name, const char *other)
+{
+    return options_in_force(o, other) ? CLI_DONE : options_idle(o, name, "goes with --%s", other);
+}
+
 bool options_given(const struct options *o, const char *name)
 {
     size_t i = option_find(o->table, name, strlen(name));

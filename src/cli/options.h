@@ -147,6 +147,8 @@ int options_outrank(struct options *o, const char *name, const char *other);
 /* The same, where of two of the same rank `name` is the idle one. @param why  a sentence's end, as
  * of options_idle(). */
 int options_contrary(struct options *o, const char *name, const char *other, const char *why);
+/* For an option that has no effect without another one. Returns as options_idle(). */
+int options_needs(struct options *o, const char *name, const char *other);
 /* Whether it was given and, if it is a flag, says true. */
 bool options_in_force(const struct options *o, const char *name);
 
