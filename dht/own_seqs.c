@@ -39,13 +39,12 @@ static bool is_ours(struct own_seqs *s, uint64_t seq)
  * Newer ones after that are of the present. */
 static enum own_seq raise(struct own_seqs *s, uint64_t seq, uint64_t mono_us)
 {
-    bool again = s->raised > 0 && mono_us - s->raised_us > OWN_SEQS_RAISE_GAP_US;
+    bool again = s->raised_us > 0 && mono_us - s->raised_us > OWN_SEQS_RAISE_GAP_US;
 
     s->last = seq;
     if (s->floor == 0) /* nothing was given out: whoever ran may have ended */
         return OWN_SEQ_NEWER;
     s->floor = seq;
-    s->raised++;
     s->raised_us = mono_us;
     return again ? OWN_SEQ_NEWER_FOREIGN : OWN_SEQ_NEWER;
 }

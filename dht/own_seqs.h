@@ -21,14 +21,13 @@ enum {
 
 struct own_seqs {
     uint64_t last; /* given out or seen */
-    uint64_t
-        floor; /* who gave out a number up to it is not known any more; 0: none given out yet */
+    /* Who gave out a number up to this is not known any more; 0: none has been given out yet. */
+    uint64_t floor;
     struct own_seqs_burst {
         uint64_t first, last;
     } bursts[OWN_SEQS_BURSTS]; /* given out, a ring */
     size_t count;              /* so far; the newest is at (count - 1) % OWN_SEQS_BURSTS */
-    unsigned raised;           /* times that newer ones than `last` were found */
-    uint64_t raised_us;
+    uint64_t raised_us;        /* when a newer one than `last` was found last; 0: never */
 };
 
 enum own_seq {
@@ -41,7 +40,8 @@ enum own_seq {
 /* The next number to give out. @param now_ms the clock; the number is more than any before. */
 uint64_t own_seqs_next(struct own_seqs *s, int64_t now_ms);
 
-/* A record of our identity has been found. @param mono_us when, by a clock that does not go back */
+/* A record of our identity has been found. @param mono_us when, by a clock that does not go back;
+ * not 0 */
 enum own_seq own_seqs_saw(struct own_seqs *s, uint64_t seq, uint64_t mono_us);
 
 #endif

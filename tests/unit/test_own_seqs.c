@@ -27,11 +27,11 @@ static void those_given_out_and_those_of_before_are_old(void **state)
     own_seqs_next(&s, START);
     own_seqs_next(&s, START + 50);
     own_seqs_next(&s, START + 10 * SECOND);
-    assert_int_equal(own_seqs_saw(&s, 1, 0), OWN_SEQ_OLD);
-    assert_int_equal(own_seqs_saw(&s, START - 1, 0), OWN_SEQ_OLD);
-    assert_int_equal(own_seqs_saw(&s, START, 0), OWN_SEQ_OLD);
-    assert_int_equal(own_seqs_saw(&s, START + 50, 0), OWN_SEQ_OLD);
-    assert_int_equal(own_seqs_saw(&s, START + 10 * SECOND, 0), OWN_SEQ_OLD);
+    assert_int_equal(own_seqs_saw(&s, 1, 1), OWN_SEQ_OLD);
+    assert_int_equal(own_seqs_saw(&s, START - 1, 1), OWN_SEQ_OLD);
+    assert_int_equal(own_seqs_saw(&s, START, 1), OWN_SEQ_OLD);
+    assert_int_equal(own_seqs_saw(&s, START + 50, 1), OWN_SEQ_OLD);
+    assert_int_equal(own_seqs_saw(&s, START + 10 * SECOND, 1), OWN_SEQ_OLD);
 }
 
 static void dated_between_ours_they_are_another_s(void **state)
@@ -41,8 +41,8 @@ static void dated_between_ours_they_are_another_s(void **state)
 
     own_seqs_next(&s, START);
     own_seqs_next(&s, START + 10 * SECOND);
-    assert_int_equal(own_seqs_saw(&s, START + 5 * SECOND, 0), OWN_SEQ_FOREIGN);
-    assert_int_equal(own_seqs_saw(&s, START + 5 * SECOND, 0), OWN_SEQ_FOREIGN);
+    assert_int_equal(own_seqs_saw(&s, START + 5 * SECOND, 1), OWN_SEQ_FOREIGN);
+    assert_int_equal(own_seqs_saw(&s, START + 5 * SECOND, 1), OWN_SEQ_FOREIGN);
 }
 
 /* Its clock was ahead of ours; its records are found one after the other. */
@@ -65,8 +65,8 @@ static void before_anything_was_given_out_nobody_is_accused(void **state)
     (void)state;
     struct own_seqs s = {0};
 
-    assert_int_equal(own_seqs_saw(&s, START + SECOND, 0), OWN_SEQ_NEWER);
-    assert_int_equal(own_seqs_saw(&s, START, 0), OWN_SEQ_OLD);
+    assert_int_equal(own_seqs_saw(&s, START + SECOND, 1), OWN_SEQ_NEWER);
+    assert_int_equal(own_seqs_saw(&s, START, 1), OWN_SEQ_OLD);
     assert_int_equal(own_seqs_saw(&s, START + 2 * SECOND, 9 * SECOND_US), OWN_SEQ_NEWER);
     assert_int_equal(own_seqs_next(&s, START), START + 2 * SECOND + 1);
 }
@@ -79,9 +79,9 @@ static void what_is_forgotten_is_not_judged(void **state)
     for (int i = 0; i < 2 * OWN_SEQS_BURSTS; i++)
         own_seqs_next(&s, START + (int64_t)i * SECOND);
     for (uint64_t i = 0; i < 2 * OWN_SEQS_BURSTS; i++) {
-        assert_int_equal(own_seqs_saw(&s, START + i * SECOND, 0), OWN_SEQ_OLD);
+        assert_int_equal(own_seqs_saw(&s, START + i * SECOND, 1), OWN_SEQ_OLD);
         if (i + 1 < 2 * OWN_SEQS_BURSTS)
-            assert_int_equal(own_seqs_saw(&s, START + i * SECOND + SECOND / 2, 0),
+            assert_int_equal(own_seqs_saw(&s, START + i * SECOND + SECOND / 2, 1),
                              i < OWN_SEQS_BURSTS - 1 ? OWN_SEQ_OLD : OWN_SEQ_FOREIGN);
     }
 }
