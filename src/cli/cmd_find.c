@@ -21,7 +21,8 @@ static const struct option_spec specs[] = {
      .help = "list what the trackers of the swarm hold under this key, instead of experts"},
     {.name = "watch",
      .kind = OPTION_FLAG,
-     .help = "with a prefix: stay, and show what appears, changes and goes"},
+     .help = "with a prefix: stay until a signal, whatever --timeout says, or until nobody takes "
+             "what is printed, and show what appears, changes and goes"},
     CLIENT_OPTION_SPECS,
 };
 
