@@ -29,7 +29,7 @@ enum skep_log_level {
 typedef void (*skep_log_fn)(enum skep_log_level level, const char *line, void *arg);
 
 /**
- * Sets the least grave level that is shown and, if `fn` is not NULL, who gets the lines instead of
+ * Sets the minimum severity that is shown and, if `fn` is not NULL, who gets the lines instead of
  * standard error. Thread: any; takes effect at once.
  */
 SKEP_API void skep_log_set(enum skep_log_level level, skep_log_fn fn, void *arg);

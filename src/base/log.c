@@ -11,9 +11,14 @@
 #include "base/text.h"
 #include "base/thread.h"
 
-enum { LINE_BYTES = 1024 };
+enum {
+    LINE_BYTES = 1024,
+    STAMP_BYTES = 48,
+    ESCAPED_BYTES = 6, /* the longest form of a byte in JSON */
+};
 
 static atomic_int threshold = SKEP_LOG_INFO;
+static atomic_int format_of_lines = LOG_FORMAT_TEXT;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards sink, sink_arg, line order */
 static skep_log_fn sink;
 static void *sink_arg;
@@ -32,18 +37,61 @@ bool log_enabled(enum skep_log_level level)
     return (int)level <= atomic_load_explicit(&threshold, memory_order_relaxed);
 }
 
-static void write_stderr(enum skep_log_level level, const char *line)
+void log_set_format(enum log_format format)
 {
-    static const char *const names[] = {"ERROR", "WARN ", "INFO ", "DEBUG"};
+    atomic_store(&format_of_lines, (int)format);
+}
+
+/* Local time with its offset, ISO 8601: "2026-03-01T09:30:00.125+01:00". */
+static void format_now(char out[static STAMP_BYTES])
+{
     int64_t now_ms = clock_wall_ms();
     time_t seconds = (time_t)(now_ms / 1000);
     struct tm tm;
     char stamp[32];
 
     localtime_r(&seconds, &tm);
-    strftime(stamp, sizeof(stamp), "%H:%M:%S", &tm);
-    fprintf(stderr, "%s.%03d %s [%s] %s\n", stamp, (int)(now_ms % 1000), names[level],
-            thread_name(), line);
+    strftime(stamp, sizeof(stamp), "%Y-%m-%dT%H:%M:%S", &tm);
+    int minutes = (int)(tm.tm_gmtoff / 60);
+    int ahead = minutes < 0 ? -minutes : minutes;
+    snprintf(out, STAMP_BYTES, "%s.%03d%c%02d:%02d", stamp, (int)(now_ms % 1000),
+             minutes < 0 ? '-' : '+', ahead / 60, ahead % 60);
+}
+
+/* As a string of JSON. What is neither UTF-8 nor printable has been replaced: see log_write(). */
+static void escape(const char *text, char *out, size_t cap)
+{
+    size_t used = 0;
+
+    out[used++] = '"';
+    for (; *text != '\0' && used + ESCAPED_BYTES + sizeof("\"") <= cap; text++) {
+        if (*text == '"' || *text == '\\')
+            out[used++] = '\\';
+        out[used++] = *text;
+    }
+    out[used++] = '"';
+    out[used] = '\0';
+}
+
+static void write_stderr(enum skep_log_level level, const char *line)
+{
+    static const char *const names[] = {"ERROR", "WARN ", "INFO ", "DEBUG"};
+    static const char *const lower[] = {"error", "warning", "info", "debug"};
+    char stamp[STAMP_BYTES], thread[64];
+    char escaped[LINE_BYTES * 2 + 16];
+
+    format_now(stamp);
+    snprintf(thread, sizeof(thread), "%s", thread_name());
+    text_tame(thread);
+    if (atomic_load(&format_of_lines) == LOG_FORMAT_TEXT) {
+        fprintf(stderr, "%s %s [%s] %s\n", stamp, names[level], thread, line);
+        return;
+    }
+    escape(line, escaped, sizeof(escaped));
+    char name[sizeof(thread) * 2 + 16];
+    escape(thread, name, sizeof(name));
+    fprintf(stderr, "{\"time\": \"%s\", \"level\": \"%s\", \"thread\": %s, \"message\": %s}\n",
+            stamp, lower[level], name, escaped);
 }
 
 void log_write(enum skep_log_level level, const char *format, ...)

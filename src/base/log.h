@@ -5,6 +5,14 @@
 #include <stdbool.h>
 #include <skep/log.h>
 
+/* The form of lines on standard error. */
+enum log_format {
+    LOG_FORMAT_TEXT, /* date, time and zone, severity, thread, text */
+    LOG_FORMAT_JSON, /* an object: time, level, thread, message; whole UTF-8 whatever was logged */
+};
+/* Thread: any; takes effect at once. Lines that go to a function of skep_log_set() have no form. */
+void log_set_format(enum log_format format);
+
 bool log_enabled(enum skep_log_level level);
 void log_write(enum skep_log_level level, const char *format, ...) SKEP_PRINTF(2, 3);
 

@@ -36,7 +36,17 @@ int cmd_bench(int argc, char **argv)
         print_help(stderr);
         return CLI_USAGE;
     }
-    if (cli_asks_for_help(argv[1])) {
+    bool is_help = cli_asks_for_help(argv[1]);
+    if (is_help || cli_asks_for_version(argv[1])) {
+        char option[] = "--help";
+        char *arguments[] = {argv[0], argc > 2 ? argv[2] : NULL, option, NULL};
+        if (is_help && argc == 3 && argv[2][0] != '-') /* skep bench help rpc */
+            return cmd_bench(3, arguments);
+        if (argc > 2)
+            return cli_usage_error("bench", "\"%s\": unexpected argument behind %s", argv[2],
+                                   argv[1]);
+        if (!is_help)
+            return cli_print_version();
         print_help(stdout);
         return CLI_DONE;
     }

@@ -46,7 +46,7 @@ static void print_commands(FILE *out)
     for (size_t i = 0; i < COMMAND_COUNT; i++)
         fprintf(out, "  %-16s %s\n", commands[i].name, commands[i].summary);
     fputs("  help             show the help of a command: skep help COMMAND\n"
-          "\nskep --version lists the libraries built in.\n",
+          "\nskep --version, or -v, lists the libraries built in.\n",
           out);
 }
 
@@ -69,16 +69,45 @@ bool cli_asks_for_help(const char *text)
     return strcmp(text, "help") == 0 || strcmp(text, "--help") == 0 || strcmp(text, "-h") == 0;
 }
 
+bool cli_asks_for_version(const char *text)
+{
+    return strcmp(text, "--version") == 0 || strcmp(text, "-v") == 0 || strcmp(text, "-V") == 0;
+}
+
+/* Whether nothing stands behind the arguments that are used; else it is named. */
+static bool is_last(int argc, char **argv, int used)
+{
+    if (argc <= used)
+        return true;
+    fprintf(stderr,
+            "skep: \"%s\": unexpected argument, expected nothing behind \"%s\"\n"
+            "Try: skep help\n",
+            argv[used], argv[used - 1]);
+    return false;
+}
+
 /* @param argv  what stands behind `skep`: "help", a command, and what the command has below it. */
 static int help(int argc, char **argv)
 {
+    if (argc > 1 && cli_asks_for_version(argv[1]))
+        return is_last(argc, argv, 2) ? cli_print_version() : CLI_USAGE;
     if (argc < 2 || cli_asks_for_help(argv[1])) {
+        if (!is_last(argc, argv, 2))
+            return CLI_USAGE;
         print_commands(stdout);
         return CLI_DONE;
     }
     const struct cli_command *command = find_command(argv[1]);
     if (command == NULL)
         return unknown_command(argv[1]);
+    if (argc > 2 && cli_asks_for_help(argv[2])) { /* `skep help node --help` asks twice */
+        if (!is_last(argc, argv, 3))
+            return CLI_USAGE;
+        argc = 2;
+    }
+    /* The name of a benchmark is the only word that may stand behind that of a command. */
+    if (!is_last(argc, argv, command->run == cmd_bench ? 3 : 2))
+        return CLI_USAGE;
     /* The command's own --help; behind the name of a benchmark, that benchmark's. */
     char option[] = "--help";
     char *arguments[] = {argv[1], argc > 2 ? argv[2] : option, argc > 2 ? option : NULL, NULL};
@@ -86,7 +115,7 @@ static int help(int argc, char **argv)
 }
 
 /* What each library says of itself at run time; a build with fewer of them lists fewer. */
-static int print_version(void)
+int cli_print_version(void)
 {
     const dnnl_version_t *dnnl = dnnl_version();
 
@@ -108,8 +137,8 @@ int cli_main(int argc, char **argv)
         print_commands(stderr);
         return CLI_USAGE;
     }
-    if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0)
-        return output_end(print_version());
+    if (cli_asks_for_version(name))
+        return is_last(argc, argv, 2) ? output_end(cli_print_version()) : CLI_USAGE;
     if (cli_asks_for_help(name))
         return output_end(help(argc - 1, argv + 1));
     const struct cli_command *command = find_command(name);

@@ -41,6 +41,10 @@ CLI_COMMANDS(CLI_DECLARE)
 const struct option_table *cli_option_table(size_t i);
 /* "help", "--help" or "-h", which stand for each other where a command's name is expected. */
 bool cli_asks_for_help(const char *text);
+/* "--version", "-v" or "-V". */
+bool cli_asks_for_version(const char *text);
+/* Prints the versions of Skep and of its libraries. Returns the exit code. */
+int cli_print_version(void);
 /* Runs `skep` with the arguments of main(). Returns its exit code. */
 int cli_main(int argc, char **argv);
 

@@ -11,11 +11,12 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "cli/command.h"
 #include "cli/environment.h"
 #include "cli/options_internal.h"
 #include "cli/output.h"
 
-enum { CONFIG_OPTION, LOG_LEVEL_OPTION, HELP_OPTION };
+enum { CONFIG_OPTION, LOG_LEVEL_OPTION, LOG_FORMAT_OPTION, HELP_OPTION, VERSION_OPTION };
 
 const struct option_spec option_common[COMMON_OPTIONS] = {
     [CONFIG_OPTION] = {.name = "config",
@@ -25,8 +26,17 @@ const struct option_spec option_common[COMMON_OPTIONS] = {
     [LOG_LEVEL_OPTION] = {.name = "log-level",
                           .kind = OPTION_CHOICE,
                           .choices = "error|warning|info|debug",
-                          .help = "the least grave log lines to show"},
-    [HELP_OPTION] = {.name = "help", .kind = OPTION_FLAG, .help = "show this help"},
+                          .help = "minimum severity of log lines"},
+    [LOG_FORMAT_OPTION] = {.name = "log-format",
+                           .kind = OPTION_CHOICE,
+                           .choices = "text|json",
+                           .default_text = "text",
+                           .help = "form of the log lines on standard error; json: one object a "
+                                   "line"},
+    [HELP_OPTION] = {.name = "help", .kind = OPTION_FLAG, .help = "show this help; also -h"},
+    [VERSION_OPTION] = {.name = "version",
+                        .kind = OPTION_FLAG,
+                        .help = "show the version of Skep and of its libraries; also -v"},
 };
 
 const struct option_spec *option_at(const struct option_table *table, size_t i)
@@ -127,7 +137,13 @@ static skep_status set_value(const struct option_spec *spec, struct option_value
     return rc != SKEP_OK ? rc : option_parse_text(spec, text, where, value, err);
 }
 
-skep_status option_assign(struct options *o, size_t i, enum option_source source, const char *text,
+bool option_is_answered(size_t i)
+{
+    return i == HELP_OPTION || i == VERSION_OPTION;
+}
+
+/* Gives a text to an option, as option_assign() after quotes have been taken off. */
+static skep_status assign(struct options *o, size_t i, enum option_source source, const char *text,
                           const char *where, struct skep_error *err)
 {
     const struct option_spec *spec = option_at(o->table, i);
@@ -142,6 +158,25 @@ skep_status option_assign(struct options *o, size_t i, enum option_source source
         return SKEP_OK;
     skep_status rc = set_value(spec, &unused, source, text, where, err);
     option_value_clear(&unused);
+    return rc;
+}
+
+skep_status option_assign(struct options *o, size_t i, enum option_source source, const char *text,
+                          const char *where, struct skep_error *err)
+{
+    char *bare = NULL;
+    skep_status rc = SKEP_OK;
+
+    /* On the command line the shell has taken them off; what is left there is meant. */
+    if (source == SOURCE_ENVIRONMENT || source == SOURCE_FILE) {
+        bare = mem_strdup(text);
+        if (bare == NULL)
+            return error_no_memory(err, "options", strlen(text) + 1);
+        rc = option_unquote(bare, option_at(o->table, i)->kind == OPTION_LIST, where, err);
+    }
+    if (rc == SKEP_OK)
+        rc = assign(o, i, source, bare != NULL ? bare : text, where, err);
+    mem_free(bare);
     return rc;
 }
 
@@ -184,6 +219,8 @@ static skep_status parse_command_line(struct options *o, int argc, char **argv,
             only_positional = true;
         } else if (strcmp(arg, "-h") == 0) {
             o->help = true;
+        } else if (cli_asks_for_version(arg)) {
+            o->version = true;
         } else if (arg[1] != '-') {
             rc = error_set(err, SKEP_INVALID_ARGUMENT,
                            "%s: unknown option, expected --name or --name=value", arg);
@@ -192,6 +229,7 @@ static skep_status parse_command_line(struct options *o, int argc, char **argv,
         }
     }
     o->help |= o->values[HELP_OPTION].flag;
+    o->version |= o->values[VERSION_OPTION].flag;
     return rc;
 }
 
@@ -201,9 +239,11 @@ static skep_status parse_environment(struct options *o, struct skep_error *err)
     skep_status rc = SKEP_OK;
 
     for (size_t i = 0; i < option_total(o->table) && rc == SKEP_OK; i++) {
+        if (option_is_answered(i))
+            continue;
         environment_name(option_at(o->table, i)->name, name);
-        const char *text = i == HELP_OPTION ? NULL : getenv(name);
-        if (text != NULL && text[0] != '\0')
+        const char *text = getenv(name);
+        if (text != NULL && text[0] != '\0' && !environment_is_service_link(name, text))
             rc = option_assign(o, i, SOURCE_ENVIRONMENT, text, name, err);
     }
     return rc;
@@ -266,13 +306,14 @@ skep_status options_parse(struct options *out, const struct option_table *table,
         rc = error_no_memory(err, "options", option_total(table) * sizeof(*o.values));
     if (rc == SKEP_OK)
         rc = parse_command_line(&o, argc, argv, err);
-    if (rc == SKEP_OK && !o.help)
+    bool is_answer = o.help || o.version; /* the rest is not looked at */
+    if (rc == SKEP_OK && !is_answer)
         rc = parse_environment(&o, err);
-    if (rc == SKEP_OK && !o.help && o.values[CONFIG_OPTION].source != SOURCE_UNSET)
+    if (rc == SKEP_OK && !is_answer && o.values[CONFIG_OPTION].source != SOURCE_UNSET)
         rc = option_load_config(&o, o.values[CONFIG_OPTION].texts[0], err);
-    if (rc == SKEP_OK && !o.help)
+    if (rc == SKEP_OK && !is_answer)
         rc = apply_defaults(&o, err);
-    if (rc == SKEP_OK && !o.help)
+    if (rc == SKEP_OK && !is_answer)
         rc = check_positional(&o, err);
     if (rc != SKEP_OK) {
         options_free(&o);
@@ -324,13 +365,18 @@ bool options_begin(struct options *out, const struct option_table *table, int ar
         *exit_code = CLI_USAGE;
         return false;
     }
-    if (out->help) {
-        options_print_help(table, stdout);
-        options_free(out);
+    if (out->help || out->version) {
         *exit_code = CLI_DONE;
+        if (out->help)
+            options_print_help(table, stdout);
+        else
+            *exit_code = cli_print_version();
+        options_free(out);
         return false;
     }
     set_log_level(out);
+    log_set_format(strcmp(options_string(out, "log-format"), "json") == 0 ? LOG_FORMAT_JSON
+                                                                          : LOG_FORMAT_TEXT);
     environment_warn();
     return true;
 }
@@ -442,10 +488,14 @@ int options_outrank(struct options *o, const char *name, const char *other)
     bool goes = source_of(o, name) > source_of(o, other);
     const char *lower = goes ? name : other;
     const char *higher = goes ? other : name;
-    log_warn("--%s, as the %s has it: left out, as --%s, %s%s, contradicts it", lower,
-             place_of(o, lower), higher,
-             source_of(o, higher) == SOURCE_COMMAND_LINE ? "on the command line" : "of the ",
-             source_of(o, higher) == SOURCE_COMMAND_LINE ? "" : place_of(o, higher));
+    /* Who has a variable for every day and says otherwise on a command line needs no reminder. */
+    bool is_plain =
+        source_of(o, lower) == SOURCE_ENVIRONMENT && source_of(o, higher) == SOURCE_COMMAND_LINE;
+    LOG_AT(is_plain ? SKEP_LOG_DEBUG : SKEP_LOG_WARNING,
+           "--%s, as the %s has it: left out, as --%s, %s%s, contradicts it", lower,
+           place_of(o, lower), higher,
+           source_of(o, higher) == SOURCE_COMMAND_LINE ? "on the command line" : "of the ",
+           source_of(o, higher) == SOURCE_COMMAND_LINE ? "" : place_of(o, higher));
     return take_out(o, lower);
 }
 

@@ -4,7 +4,7 @@
  * A value comes from the first of: the command line (`--name value`, `--name=value`), the
  * environment (SKEP_NAME, dashes as underscores; empty is as good as unset), the file named by
  * --config (`name = value`, see docs/operations.md), the default in the table. Each command has
- * --config, --log-level and --help besides its own.
+ * --config, --log-level, --log-format, --help and --version besides its own.
  *
  *     static const struct option_spec specs[] = {
  *         {.name = "listen", .kind = OPTION_ENDPOINT, .any_port = true,
@@ -89,7 +89,7 @@ struct options {
     struct option_value *values;      /* owned: options_free() */
     char **positional;                /* owned list of views of argv */
     size_t positional_count;
-    bool help; /* --help was given; nothing else was checked */
+    bool help, version; /* --help, --version were given; nothing else was checked */
 };
 
 /*
@@ -102,7 +102,8 @@ SKEP_MUST_CHECK skep_status options_parse(struct options *out, const struct opti
                                           int argc, char **argv, struct skep_error *err);
 
 /*
- * What a command does first: parses, sets the log level, answers --help. False if the command is
+ * What a command does first: parses, sets level and format of the log, answers --help and
+ * --version. False if the command is
  * over: *exit_code is then what it returns (0 after help, 2 after bad usage, which was reported).
  */
 bool options_begin(struct options *out, const struct option_table *table, int argc, char **argv,
@@ -139,9 +140,9 @@ bool options_given(const struct options *o, const char *name);
  */
 int options_idle(struct options *o, const char *name, const char *why, ...) SKEP_PRINTF(3, 4);
 /*
- * For two options that contradict each other: the one that was given where it ranks lower, as a
- * variable of the environment does beside the command line, is taken out with a warning. Nothing if
- * they have the same rank or are not both given. Returns as options_idle().
+ * For two options that contradict each other: the one that was given where it ranks lower is taken
+ * out, with a warning unless it is a variable of the environment beside the command line. Nothing
+ * if they have the same rank or are not both given. Returns as options_idle().
  */
 int options_outrank(struct options *o, const char *name, const char *other);
 /* The same, where of two of the same rank `name` is the idle one. @param why  a sentence's end, as

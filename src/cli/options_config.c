@@ -2,6 +2,9 @@
  * The file of --config: `name = value` lines, comments from '#' or ';', no sections. A value may go
  * on in the next line if that is indented, with or without a comma before it; only lists make sense
  * there. Every name must be an option of the command.
+ *
+ * inih finds lines, names and continuations. The values are cut out of the lines here: inih knows
+ * no quotes, and takes '#' behind a value for a part of it.
  */
 #include <errno.h>
 #include <ini.h>
@@ -18,7 +21,10 @@ struct reading {
     const char *path;
     const char *p, *end; /* what has not been read */
     unsigned line;       /* of the last line handed to inih */
-    skep_status rc;      /* the first failure; the rest is then skipped */
+    const char *text;    /* that line, view: up to end_of_line */
+    const char *end_of_line;
+    bool has_name;  /* some line before had one, which an indented line may go on with */
+    skep_status rc; /* the first failure; the rest is then skipped */
     struct skep_error *err;
 };
 
@@ -37,6 +43,8 @@ static char *next_line(char *out, int cap, void *arg)
     const char *newline = memchr(r->p, '\n', (size_t)(r->end - r->p));
     size_t len = (size_t)((newline != NULL ? newline : r->end) - r->p);
     r->line++;
+    r->text = r->p;
+    r->end_of_line = r->p + len;
     if (len + 2 > (size_t)cap) {
         char why[128];
         snprintf(why, sizeof(why),
@@ -53,18 +61,38 @@ static char *next_line(char *out, int cap, void *arg)
     return out;
 }
 
-/* The value without a comment behind it: inih leaves one in continued lines. */
-static void copy_value(const char *value, char *out, size_t cap)
+static bool is_space(char c)
 {
-    snprintf(out, cap, "%s", value);
-    for (char *p = out; *p != '\0'; p++) {
-        if (*p == ';' && (p == out || p[-1] == ' ' || p[-1] == '\t')) {
-            *p = '\0';
+    return c == ' ' || c == '\t' || c == '\r';
+}
+
+/* What stands in the last line behind its name, or all of a line that goes on with a value; without
+ * spaces around it and a comment behind it. A quote keeps what would begin a comment. */
+static void cut_value(const struct reading *r, char *out, size_t cap)
+{
+    const char *p = r->text;
+    const char *end = r->end_of_line;
+    bool goes_on = r->has_name && p < end && is_space(*p);
+    char quote = '\0';
+
+    while (!goes_on && p < end && *p != '=' && *p != ':')
+        p++;
+    p += !goes_on && p < end;
+    while (p < end && is_space(*p))
+        p++;
+    const char *start = p;
+    for (bool is_first = true; p < end; p++) { /* of a value, or of an element of a list */
+        if (quote != '\0')
+            quote = *p == quote ? '\0' : quote;
+        else if (is_first && (*p == '"' || *p == '\'') && memchr(p + 1, *p, (size_t)(end - p - 1)))
+            quote = *p;
+        else if ((*p == ';' || *p == '#') && (p == start || is_space(p[-1])))
             break;
-        }
+        is_first = quote == '\0' && (*p == ',' || (is_first && is_space(*p)));
     }
-    for (size_t len = strlen(out); len > 0 && strchr(" \t\r", out[len - 1]) != NULL; len--)
-        out[len - 1] = '\0';
+    while (p > start && is_space(p[-1]))
+        p--;
+    snprintf(out, cap, "%.*s", (int)(p - start), start);
 }
 
 /* Whether what comes next, but for empty lines and comments, is indented: more of this value. */
@@ -95,6 +123,7 @@ static void drop_last_comma(const struct reading *r, char *text)
 static int set_value(void *arg, const char *section, const char *name, const char *value)
 {
     struct reading *r = arg;
+    (void)value; /* see cut_value() */
     const struct option_table *table = r->o->table;
     char where[OPTION_WHERE_BYTES], text[OPTION_WHERE_BYTES], hint[OPTION_WHERE_BYTES];
     char quoted[TEXT_QUOTE_BYTES];
@@ -107,7 +136,7 @@ static int set_value(void *arg, const char *section, const char *name, const cha
         return 1;
     }
     text_quote(name, strlen(name), quoted);
-    if (strcmp(name, "config") == 0 || strcmp(name, "help") == 0) {
+    if (strcmp(name, "config") == 0 || (i < option_total(table) && option_is_answered(i))) {
         snprintf(where, sizeof(where), "%s: does not go into a file", quoted);
         fail_line(r, where);
         return 1;
@@ -118,7 +147,8 @@ static int set_value(void *arg, const char *section, const char *name, const cha
         fail_line(r, where);
         return 1;
     }
-    copy_value(value, text, sizeof(text));
+    cut_value(r, text, sizeof(text));
+    r->has_name = true;
     if (option_at(table, i)->kind == OPTION_LIST)
         drop_last_comma(r, text);
     if (option_at(table, i)->kind != OPTION_LIST && r->o->values[i].in_file) {

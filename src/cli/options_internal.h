@@ -32,7 +32,7 @@ enum {
 };
 
 /* The options every command has. They come before those of the table. */
-enum { COMMON_OPTIONS = 3 };
+enum { COMMON_OPTIONS = 5 };
 extern const struct option_spec option_common[COMMON_OPTIONS];
 
 /* Option i of a command, the common ones first. */
@@ -45,13 +45,16 @@ const char *option_default(const struct option_table *table, const struct option
 
 /*
  * Sets an option from text unless it has a value from a source that wins; then the text of a file
- * is checked all the same. @param where  what messages begin with: "--listen", "SKEP_LISTEN",
+ * is checked all the same. Texts of a file and of the environment lose their quotes first
+ * (option_unquote()). @param where  what messages begin with: "--listen", "SKEP_LISTEN",
  * "node.conf:3: listen".
  */
 SKEP_MUST_CHECK skep_status option_assign(struct options *o, size_t i, enum option_source source,
                                           const char *text, const char *where,
                                           struct skep_error *err);
 void option_value_clear(struct option_value *value);
+/* Whether option i is --help or --version, which are asked for on a command line alone. */
+bool option_is_answered(size_t i);
 
 /* Parses a scalar's text, or one element of a list, into value's fields (not its texts). */
 SKEP_MUST_CHECK skep_status option_parse_text(const struct option_spec *spec, const char *text,
@@ -68,6 +71,14 @@ const char *option_format_time(const struct option_spec *spec, double value,
 
 /* What a good value looks like: "a whole number from 1 to 64". Returns out. */
 const char *option_expected(const struct option_spec *spec, char *out, size_t cap);
+
+/*
+ * Takes the quotes off a value that begins with one, or off each such element of a list: "a b" or
+ * 'a b' becomes a b. Nothing inside them is an escape.
+ * @param text  changed in place. @return SKEP_INVALID_ARGUMENT for a quote without its other half.
+ */
+SKEP_MUST_CHECK skep_status option_unquote(char *text, bool is_list, const char *where,
+                                           struct skep_error *err);
 
 /* Reads the text of a configuration file. @param path  for messages. */
 SKEP_MUST_CHECK skep_status option_read_config(struct options *o, const char *path,

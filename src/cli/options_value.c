@@ -298,6 +298,52 @@ skep_status options_check_peer_id(const char *text, struct skep_error *err)
                      text_quote(text, strlen(text), quoted));
 }
 
+/* From a quote to its other half, of one element: how far that is. NULL: there is none. */
+static const char *closing_quote(const char *p)
+{
+    return strchr(p + 1, *p);
+}
+
+skep_status option_unquote(char *text, bool is_list, const char *where, struct skep_error *err)
+{
+    char quoted[TEXT_QUOTE_BYTES];
+    char *out = text;
+    const char *p = text;
+
+    text_quote(text, strlen(text), quoted); /* as it was */
+    for (;;) {
+        const char *first = p + strspn(p, " \t");
+        const char *end; /* of the element: its comma, or the end of the text */
+        size_t len;
+        if (*first == '"' || *first == '\'') {
+            const char *close = closing_quote(first);
+            if (close == NULL)
+                return error_set(err, SKEP_INVALID_ARGUMENT,
+                                 "%s: %s begins with a quote that nothing closes", where, quoted);
+            end = close + 1 + strspn(close + 1, " \t");
+            if (*end != '\0' && !(is_list && *end == ','))
+                return error_set(err, SKEP_INVALID_ARGUMENT,
+                                 "%s: %s goes on behind its closing quote", where, quoted);
+            p = first + 1;
+            len = (size_t)(close - p);
+        } else {
+            end = is_list ? strchrnul(p, ',') : p + strlen(p);
+            len = (size_t)(end - p);
+            if (len > 0 && end[-1] == '"' && memchr(p, '"', len - 1) == NULL)
+                return error_set(err, SKEP_INVALID_ARGUMENT,
+                                 "%s: %s ends with a quote that nothing opens", where, quoted);
+        }
+        memmove(out, p, len);
+        out += len;
+        if (*end == '\0')
+            break;
+        *out++ = ',';
+        p = end + 1;
+    }
+    *out = '\0';
+    return SKEP_OK;
+}
+
 /* Insertions, deletions and substitutions between two short names, row by row. */
 static size_t edit_distance(const char *a, const char *b)
 {

@@ -35,6 +35,22 @@ expect 0 'skep node [OPTIONS]' --help node
 for library in skep OpenDHT libsodium oneDNN libuv msgpack-c jansson; do
     expect 0 "$library " --version
 done
+for command in -v -V 'node -v' 'node --version --listen x:1' 'find --version' 'call a.0 -V' 'bench -v' \
+    'bench rpc -v' 'help -v' 'keygen -v extra'; do
+    # shellcheck disable=SC2086
+    expect 0 'libsodium ' $command
+done
+for command in 'node -h' 'node x -h' 'help node --help' 'help node -h'; do
+    # shellcheck disable=SC2086
+    expect 0 'skep node [OPTIONS]' $command
+done
+expect 0 'skep bench rpc [OPTIONS]' bench help rpc
+# Nothing is ignored behind what is asked for.
+for command in '-v extra' 'help extra' 'help help extra' 'help node extra' 'help node --help extra' \
+    'help bench rpc extra' 'bench --help extra more' 'bench -v extra' 'help -v extra'; do
+    # shellcheck disable=SC2086
+    expect 2 '"extra": un' $command
+done
 expect 2 'did you mean keygen?' keygne
 expect 2 '"nonsense": unknown command' help nonsense
 expect 2 'no benchmark "nonsense"' help bench nonsense

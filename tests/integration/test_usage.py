@@ -1,7 +1,10 @@
 """What the program says to options, names and files it cannot take, and with which exit code."""
 
+import datetime
+import json
 import os
 import pwd
+import re
 import socket
 import subprocess
 
@@ -365,21 +368,23 @@ def case_options_that_do_nothing_in_a_shared_file_are_warned_about():
 
 
 def case_the_command_line_wins_over_what_contradicts_it():
-    """Which then is left out, with a warning."""
+    """What a file has is then left out with a warning, a variable of the environment without."""
     with Swarm() as swarm:
         node = swarm.node("node", ["ffn.0.0"], [])
         out, said = run("call", "ffn.0.0", "--endpoint", node.endpoint,
                         environment={"SKEP_INITIAL_PEERS": "127.0.0.1:9", "SKEP_OUTPUT": "y.npy"})
         assert "[rows, 16] F32" in out, out
-        assert "--initial-peers, as the environment has it: left out, as --endpoint, on the command " \
-            "line, contradicts it" in said, said
+        assert "--initial-peers" not in said, said
         assert "--output, as the environment has it: goes with --input" in said, said
         out, said = run("peers", "--endpoint", node.endpoint, environment={"SKEP_NO_PING": "yes"})
-        assert "--no-ping, as the environment has it: left out" in said, said
-        said = refused(4, "--endpoint, as the environment has it: left out, as --initial-peers",
-                       "call", "ffn.0.0", "--initial-peers", "127.0.0.1:9", timeout_option(1),
-                       environment={"SKEP_ENDPOINT": node.endpoint})
-        assert "no DHT peer answered" in said, said
+        assert said == "", said
+        out, said = run("peers", "--endpoint", node.endpoint, "--log-level", "debug",
+                        environment={"SKEP_NO_PING": "yes"})
+        assert "--no-ping, as the environment has it: left out, as --endpoint, on the command " \
+            "line, contradicts it" in said, said
+        said = refused(4, "127.0.0.1:9", "call", "ffn.0.0", "--initial-peers", "127.0.0.1:9",
+                       timeout_option(1), environment={"SKEP_ENDPOINT": node.endpoint})
+        assert "WARN" not in said, said
         out, said = run("find", "ffn.0.0", "--initial-peers", node.peer,
                         environment={"SKEP_RESOURCE": "k", "SKEP_WATCH": "yes"}, code=(0, 3))
         assert "--resource, as the environment has it: does not go together with UIDs" in said, said
@@ -400,12 +405,11 @@ def case_the_command_line_wins_over_what_contradicts_it():
         assert joined.facts["tracker"] is not None and joined.facts["dht_port"] > 0, joined.facts
         alone = swarm.start("alone", *NODE, "--no-dht", "--no-tracker",
                             environment={"SKEP_INITIAL_PEERS": node.peer, "SKEP_TRACKER_KEY": "k"})
-        log = alone.read_log()
-        assert "--initial-peers, as the environment has it: left out, as --no-dht" in log, log
-        assert "--tracker-key, as the environment has it: left out, as --no-tracker" in log, log
+        assert "WARN" not in alone.read_log(), alone.read_log()
+        assert alone.facts["tracker"] is None and alone.facts["dht_port"] == 0, alone.facts
         tracker = swarm.start("tracker", "tracker", "--no-dht", "--port", "0",
                               environment={"SKEP_PORT_END": "9199"})
-        assert "--port-end, as the environment has it: left out, as --port" in tracker.read_log()
+        assert "--port-end" not in tracker.read_log(), tracker.read_log()
         # Whoever contradicts himself in one place is told.
         refused(2, "--port-end 9100: expected more than --port 9190", "tracker", "--port", "9190",
                 "--port-end", "9100")
@@ -489,6 +493,56 @@ def case_settings_come_from_file_and_environment():
         with open(config, "a") as file:
             file.write("hiden-dim = 8\n")
         refused(2, ["node.conf:7", "hiden-dim"], "node", "--config", config)
+
+
+def case_variables_of_a_kubernetes_service_do_no_harm():
+    """What a pod gets beside a Service named `skep` with two ports."""
+    service = {"SKEP_SERVICE_HOST": "10.96.3.7", "SKEP_SERVICE_PORT": "9190",
+               "SKEP_SERVICE_PORT_TRACKER": "9190", "SKEP_SERVICE_PORT_DHT": "4222",
+               "SKEP_PORT": "tcp://10.96.3.7:9190"}
+    for port, protocol in (("9190", "TCP"), ("4222", "UDP")):
+        name = "SKEP_PORT_%s_%s" % (port, protocol)
+        service[name] = "%s://10.96.3.7:%s" % (protocol.lower(), port)
+        service[name + "_PROTO"] = protocol.lower()
+        service[name + "_PORT"] = port
+        service[name + "_ADDR"] = "10.96.3.7"
+    with Swarm() as swarm:
+        tracker = swarm.start("tracker", "tracker", "--host", "127.0.0.1", "--no-dht",
+                              environment=service)
+        log = tracker.read_log()
+        assert "environment: 13 variables of a Kubernetes Service" in log, log
+        assert "is no option of any command" not in log, log
+        at = str(tracker.facts["port"])
+        out, said = run("query-tracker", "--port", at, environment=service)
+        assert "Queue Status" in out and said == "", out + said
+        # The same variable is the option where it has the form of one.
+        out, _ = run("query-tracker", environment=dict(service, SKEP_PORT=at))
+        assert "127.0.0.1" in out or "localhost:" + at in out, out
+        node = swarm.node("node", ["ffn.0.0"], [], environment=service)
+        assert "WARN" not in node.read_log(), node.read_log()
+
+
+def case_log_lines_have_date_and_zone_or_are_json():
+    form = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d "
+                      r"(ERROR|WARN |INFO |DEBUG) \[[^]]+\] .")
+    long_running = (("node", "--listen", "127.0.0.1:*"), ("dht", "--listen", "127.0.0.1:*"),
+                    ("tracker", "--host", "127.0.0.1", "--port", "0"))
+    with Swarm() as swarm:
+        for command in long_running:
+            process = swarm.start(command[0], *command, environment={"SKEP_TYPO_OF_\xe4": "1"})
+            json_one = swarm.start(command[0] + "-json", *command, "--log-format", "json",
+                                   environment={"SKEP_LOG_LEVEL": "debug", "SKEP_TYPO_\xe4\n\"": "1"})
+            process.stop()
+            json_one.stop()
+            lines = process.read_log().splitlines()
+            assert len(lines) > 2 and all(form.match(line) for line in lines), process.read_log()
+            objects = [json.loads(line) for line in json_one.read_log().splitlines()]
+            assert len(objects) > 2, objects
+            for line in objects:
+                assert list(line) == ["time", "level", "thread", "message"], line
+                then = datetime.datetime.fromisoformat(line["time"])
+                assert then.utcoffset() is not None, line
+            assert any("TYPO" in line["message"] for line in objects), objects
 
 
 def case_ipv6_has_its_own_messages():

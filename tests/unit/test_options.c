@@ -395,6 +395,88 @@ static void list_may_have_commas_before_continued_lines(void **state)
     options_free(&o);
 }
 
+static void values_of_file_and_environment_lose_their_quotes(void **state)
+{
+    (void)state;
+    const char *path = write_config("swarm = \"my ; swarm # 1\" # behind a value\n"
+                                    "max-batch-size = 7 # rows\n"
+                                    "even = 'ab', \"c d#\" ; two\n"
+                                    "   \"e;ff\",gh #three\n");
+    struct options o = parse_good(ARGS("--config", path));
+    size_t count;
+    const char *const *even = options_list(&o, "even", &count);
+
+    assert_string_equal(options_string(&o, "swarm"), "my ; swarm # 1");
+    assert_int_equal(options_int(&o, "max-batch-size"), 7);
+    assert_int_equal(count, 4);
+    assert_string_equal(even[0], "ab");
+    assert_string_equal(even[1], "c d#");
+    assert_string_equal(even[3], "gh");
+    options_free(&o);
+    o = parse_good(ARGS("--config", write_config("swarm = Bob's # x\neven = a#\n")));
+    assert_string_equal(options_string(&o, "swarm"), "Bob's");
+    assert_string_equal(options_list(&o, "even", &count)[0], "a#");
+    options_free(&o);
+    setenv("SKEP_SWARM", "'x'", 1);
+    setenv("SKEP_INITIAL_PEERS", "\"a:1,b:2\"", 1);
+    o = parse_good(NO_ARGS);
+    assert_string_equal(options_string(&o, "swarm"), "x");
+    assert_string_equal(options_list(&o, "initial-peers", &count)[1], "b:2");
+    options_free(&o);
+    /* On a command line the shell has done it. */
+    o = parse_good(ARGS("--swarm", "\"x\""));
+    assert_string_equal(options_string(&o, "swarm"), "\"x\"");
+    options_free(&o);
+    setenv("SKEP_SWARM", "\"x", 1);
+    refused(NO_ARGS, "SKEP_SWARM: \"\\x22x\" begins with a quote that nothing closes");
+    unsetenv("SKEP_SWARM");
+    unsetenv("SKEP_INITIAL_PEERS");
+}
+
+static void variables_of_a_kubernetes_service_are_ignored(void **state)
+{
+    (void)state;
+    static const char *const names[] = {
+        "SKEP_SERVICE_HOST",       "SKEP_SERVICE_PORT",        "SKEP_SERVICE_PORT_TRACKER",
+        "SKEP_PORT_9190_TCP",      "SKEP_PORT_9190_TCP_PROTO", "SKEP_PORT_9190_TCP_PORT",
+        "SKEP_PORT_9190_TCP_ADDR", "SKEP_PORT_4222_UDP_ADDR",  "SKEP_TRACKER_SERVICE_HOST",
+    };
+    static const char *const options[] = {"SKEP_PORT",       "SKEP_PORT_END",
+                                          "SKEP_HOST",       "SKEP_REPORT_PORT_TCP",
+                                          "SKEP_PORT_X_TCP", "SKEP_ANNOUNCE"};
+
+    for (size_t i = 0; i < OPTION_COUNT(names); i++)
+        if (!environment_is_service_link(names[i], "10.0.0.1"))
+            fail_msg("%s", names[i]);
+    for (size_t i = 0; i < OPTION_COUNT(options); i++)
+        if (environment_is_service_link(options[i], "9190"))
+            fail_msg("%s", options[i]);
+    assert_true(environment_is_service_link("SKEP_PORT", "tcp://10.0.0.1:9190"));
+    assert_true(environment_is_service_link("SKEP_DHT_PORT", "udp://10.0.0.1:4222"));
+    /* The value of an option that has the name of such a variable. */
+    setenv("SKEP_TIMEOUT", "tcp://10.0.0.1:1", 1);
+    refused(NO_ARGS, "SKEP_TIMEOUT: ");
+    unsetenv("SKEP_TIMEOUT");
+}
+
+static void version_is_asked_for_like_help(void **state)
+{
+    (void)state;
+    static const char *const forms[] = {"-v", "-V", "--version"};
+
+    for (size_t i = 0; i < OPTION_COUNT(forms); i++) {
+        struct options o = parse_good(ARGS("a", "b", "c", forms[i])); /* nothing else is checked */
+        assert_true(o.version);
+        assert_false(o.help);
+        options_free(&o);
+    }
+    setenv("SKEP_VERSION", "3", 1); /* images have it for themselves */
+    struct options o = parse_good(NO_ARGS);
+    assert_false(o.version);
+    options_free(&o);
+    unsetenv("SKEP_VERSION");
+}
+
 static void mistakes_in_the_file_are_named_by_line(void **state)
 {
     (void)state;
@@ -411,6 +493,12 @@ static void mistakes_in_the_file_are_named_by_line(void **state)
         {"[node\n", "node.conf:1: not understood"},
         {"config = other\n", "node.conf:1: \"config\": does not go into a file"},
         {"help = true\n", "node.conf:1: \"help\": does not go into a file"},
+        {"version = true\n", "node.conf:1: \"version\": does not go into a file"},
+        {"swarm = #1\n", "node.conf:1: swarm: \"\""},
+        {"\nswarm = \"a # b\n", "node.conf:2: swarm: \"\\x22a\" begins with a quote that nothing"},
+        {"swarm = a\"\n", "node.conf:1: swarm: \"a\\x22\" ends with a quote that nothing opens"},
+        {"swarm = 'a' b\n", "node.conf:1: swarm: \"'a' b\" goes on behind its closing quote"},
+        {"even = ab,\n  'cd\n", "node.conf:2: even: \"'cd\" begins with a quote"},
         {"swarm =\n", "node.conf:1: swarm: \"\""},
         {"initial-peers = a:1,,b:2\n", "node.conf:1: initial-peers: "},
         {"initial-peers = a:1,\n", "node.conf:1: initial-peers: "},
@@ -735,6 +823,9 @@ int main(void)
         cmocka_unit_test(wrong_values_name_option_value_and_expectation),
         cmocka_unit_test(unknown_option_suggests_the_nearest),
         cmocka_unit_test(command_line_wins_over_environment_over_file),
+        cmocka_unit_test(values_of_file_and_environment_lose_their_quotes),
+        cmocka_unit_test(variables_of_a_kubernetes_service_are_ignored),
+        cmocka_unit_test(version_is_asked_for_like_help),
         cmocka_unit_test(file_has_comments_continued_lists_and_flags),
         cmocka_unit_test(list_may_have_commas_before_continued_lines),
         cmocka_unit_test(mistakes_in_the_file_are_named_by_line),
