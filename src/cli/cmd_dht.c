@@ -10,6 +10,7 @@
 #include "cli/command.h"
 #include "cli/options.h"
 #include "cli/output.h"
+#include "cli/service_notify.h"
 #include "cli/signals.h"
 #include "cli/swarm_options.h"
 #include "dht/swarm.h"
@@ -122,6 +123,19 @@ static void tell_stopped(const struct options *o, const struct peer *p)
             (json_int_t)status.storage_bytes, "values_refused", (json_int_t)status.values_refused));
 }
 
+static bool wait_peer(void *arg, uint32_t timeout_ms)
+{
+    (void)arg;
+    return signals_wait(timeout_ms == UINT32_MAX ? CLOCK_NEVER : clock_deadline_us(timeout_ms));
+}
+
+static void touch_peer(void *arg)
+{
+    struct runner_status status;
+
+    runner_status(swarm_runner(((struct peer *)arg)->swarm), &status); /* of OpenDHT's thread */
+}
+
 int cmd_dht(int argc, char **argv)
 {
     struct options o;
@@ -131,13 +145,17 @@ int cmd_dht(int argc, char **argv)
 
     if (!options_begin(&o, &table, argc, argv, &code))
         return code;
+    service_notify_begin();
     signals_begin(NULL, NULL); /* before any thread: they all inherit it blocked */
     skep_status rc = load_keys(&o, &p, &err);
     if (rc == SKEP_OK)
         rc = join(&o, &p, &err);
     if (rc == SKEP_OK) {
+        const struct service_run run = {
+            .wait = wait_peer, .touch = touch_peer, .report_ms = UINT32_MAX, .arg = &p};
         tell_ready(&o, &p);
-        signals_wait(CLOCK_NEVER);
+        service_notify_ready();
+        service_wait(&run);
         tell_stopped(&o, &p);
         swarm_leave(p.swarm, clock_deadline_us(LEAVE_TIMEOUT_MS));
     }

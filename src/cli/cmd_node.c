@@ -17,10 +17,12 @@
 #include "cli/node_usage.h"
 #include "cli/options.h"
 #include "cli/output.h"
+#include "cli/service_notify.h"
 #include "cli/signals.h"
 #include "cli/swarm_options.h"
 #include "cli/tracker_json.h"
 #include "dht/uid.h"
+#include "node/alive.h"
 
 #define EXPECTED_CHECKPOINTS                                                                       \
     "expected the folder of experts that a node with --checkpoint-dir has kept, or skep import "   \
@@ -626,25 +628,53 @@ static void print_reachability(struct skep_node *node, enum skep_reachability *l
     *last = state;
 }
 
+/* A node that serves, and what was printed of it. */
+struct serving {
+    struct skep_node *node;
+    uint64_t interval_us, next_us; /* of the statistics; next_us CLOCK_NEVER: they are not wanted */
+    enum skep_reachability reachability;
+};
+
+static bool wait_node(void *arg, uint32_t timeout_ms)
+{
+    return skep_node_wait(((struct serving *)arg)->node, timeout_ms);
+}
+
+static void touch_node(void *arg)
+{
+    node_touch(((struct serving *)arg)->node);
+}
+
+static void report_node(void *arg)
+{
+    struct serving *s = arg;
+
+    print_reachability(s->node, &s->reachability);
+    if (clock_mono_us() < s->next_us)
+        return;
+    print_stats(s->node, "stats");
+    s->next_us += s->interval_us;
+}
+
 /* Waits for the end, reporting on the way. */
 static void wait_stopped(const struct options *o, struct skep_node *node)
 {
     uint64_t interval_ms = (uint64_t)options_int(o, "stats-report-interval") * 1000;
-    uint64_t next = interval_ms > 0 ? clock_deadline_us(interval_ms) : CLOCK_NEVER;
-    enum skep_reachability reachability = SKEP_REACH_UNKNOWN;
+    struct serving s = {
+        .node = node,
+        .interval_us = interval_ms * 1000,
+        .next_us = interval_ms > 0 ? clock_deadline_us(interval_ms) : CLOCK_NEVER,
+        .reachability = SKEP_REACH_UNKNOWN,
+    };
+    const struct service_run run = {
+        .wait = wait_node,
+        .touch = touch_node,
+        .report = report_node,
+        .report_ms = options_flag(o, "json") ? LOOK_MS : UINT32_MAX, /* else the node logs them */
+        .arg = &s,
+    };
 
-    if (!options_flag(o, "json")) { /* the node logs them itself */
-        skep_node_wait(node, UINT32_MAX);
-        return;
-    }
-    while (!skep_node_wait(node, clock_left_ms(next) < LOOK_MS ? (uint32_t)clock_left_ms(next)
-                                                               : LOOK_MS)) {
-        print_reachability(node, &reachability);
-        if (clock_mono_us() < next)
-            continue;
-        print_stats(node, "stats");
-        next += interval_ms * 1000;
-    }
+    service_wait(&run);
 }
 
 /* --- running ------------------------------------------------------------------------------- */
@@ -660,11 +690,16 @@ static int run(const struct options *o, struct skep_node *node)
     struct skep_error err = {0};
     skep_status rc;
 
+    service_notify_begin();
     signals_begin(stop, node);
     rc = skep_node_start(node, &err);
     if (rc == SKEP_OK) {
-        if (json && skep_node_wait_ready(node, READY_TIMEOUT_MS, NULL) == SKEP_OK)
+        /* It serves already; what is published by then is there when others look. */
+        skep_status ready = skep_node_wait_ready(node, READY_TIMEOUT_MS, NULL);
+        if (json && ready == SKEP_OK)
             print_ready(node);
+        if (ready != SKEP_FAILED_PRECONDITION) /* stopped */
+            service_notify_ready();
         wait_stopped(o, node);
         if (json)
             print_stats(node, "stopped");

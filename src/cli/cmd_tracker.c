@@ -17,9 +17,11 @@
 #include "cli/command.h"
 #include "cli/options.h"
 #include "cli/output.h"
+#include "cli/service_notify.h"
 #include "cli/signals.h"
 #include "cli/swarm_options.h"
 #include "cli/tracker_json.h"
+#include "node/alive.h"
 
 enum { DEFAULT_PORT_END = 9199, MAX_PORT = 65535 };
 
@@ -212,9 +214,48 @@ static void tell_node(struct skep_node *node, const char *event)
     tell_stats(event, json_node_tracker_stats(&s), json_node_tracker_keys(node));
 }
 
+static bool wait_tracker(void *arg, uint32_t timeout_ms)
+{
+    return skep_tracker_wait(arg, timeout_ms);
+}
+
+static void touch_tracker(void *arg)
+{
+    struct skep_tracker_stats stats;
+
+    skep_tracker_stats(arg, &stats); /* which asks its thread */
+}
+
+static void report_tracker(void *arg)
+{
+    tell_tracker(arg, "stats");
+}
+
+static bool wait_node(void *arg, uint32_t timeout_ms)
+{
+    return skep_node_wait(arg, timeout_ms);
+}
+
+static void touch_node(void *arg)
+{
+    node_touch(arg);
+}
+
+static void report_node(void *arg)
+{
+    tell_node(arg, "stats");
+}
+
 static void serve(const struct options *o, struct running *running, struct skep_tracker *tracker)
 {
     bool json = options_flag(o, "json");
+    const struct service_run run = {
+        .wait = wait_tracker,
+        .touch = touch_tracker,
+        .report = report_tracker,
+        .report_ms = report_ms(o),
+        .arg = tracker,
+    };
 
     if (json)
         json_print_event(json_pack(
@@ -224,8 +265,8 @@ static void serve(const struct options *o, struct running *running, struct skep_
     atomic_store(&running->tracker, tracker);
     if (atomic_load(&running->stop)) /* the signal came before it could be passed on */
         skep_tracker_request_stop(tracker);
-    while (!skep_tracker_wait(tracker, report_ms(o)))
-        tell_tracker(tracker, "stats");
+    service_notify_ready();
+    service_wait(&run);
     if (!options_flag(o, "silent"))
         log_info("tracker: stopped");
     if (json)
@@ -298,6 +339,12 @@ static int run_node(const struct options *o, const struct skep_tracker_options *
     struct skep_error err = {0};
     struct texts texts;
     bool json = options_flag(o, "json");
+    struct service_run run = {
+        .wait = wait_node,
+        .touch = touch_node,
+        .report = report_node,
+        .report_ms = report_ms(o),
+    };
 
     if (tracker->silent)
         skep_log_set(SKEP_LOG_WARNING, NULL, NULL);
@@ -306,13 +353,15 @@ static int run_node(const struct options *o, const struct skep_tracker_options *
     if (rc == SKEP_INVALID_ARGUMENT)
         return cli_usage_error(table.command, "%s", err.message);
     if (rc == SKEP_OK) {
+        run.arg = node;
+        service_notify_begin();
         signals_begin(stop_node, node);
         rc = skep_node_start(node, &err);
         if (rc == SKEP_OK) {
             if (json)
                 tell_node_ready(o, node);
-            while (!skep_node_wait(node, report_ms(o)))
-                tell_node(node, "stats");
+            service_notify_ready();
+            service_wait(&run);
             if (json)
                 tell_node(node, "stopped");
         }
@@ -331,6 +380,7 @@ static int run_alone(const struct options *o, const struct skep_tracker_options 
     struct skep_error err = {0};
     int code = CLI_DONE;
 
+    service_notify_begin();
     signals_begin(on_signal, &running);
     if (skep_tracker_start(options, &tracker, &err) == SKEP_OK)
         serve(o, &running, tracker);

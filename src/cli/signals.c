@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "cli/service_notify.h"
 
 enum {
     EXIT_BY_SIGNAL = 128, /* shells add the signal's number */
@@ -40,6 +41,7 @@ static void on_signal(int number)
     }
     if (atomic_fetch_add(&count, 1) > 0)
         _exit(EXIT_BY_SIGNAL + number);
+    service_notify_stopping();
     void (*stop)(void *) = atomic_load(&stop_fn);
     if (stop != NULL)
         stop(stop_arg);

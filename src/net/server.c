@@ -169,14 +169,19 @@ static void do_nothing(void *arg)
     (void)arg;
 }
 
+void server_touch(struct server *server)
+{
+    for (unsigned i = 0; i < server->io_count; i++)
+        loop_call(server->io[i].loop, do_nothing, NULL);
+}
+
 /* A reply's last bytes leave the session a moment before they reach the socket or the count of
  * unsent ones. Once each loop has come round, they have. */
 static bool is_idle(struct server *server)
 {
     if (!looks_idle(server))
         return false;
-    for (unsigned i = 0; i < server->io_count; i++)
-        loop_call(server->io[i].loop, do_nothing, NULL);
+    server_touch(server);
     return looks_idle(server);
 }
 

@@ -74,6 +74,9 @@ SKEP_MUST_CHECK skep_status server_new(const struct server_config *config, struc
 void server_endpoint(const struct server *server, struct endpoint *out);
 void server_counters(const struct server *server, struct server_counters *out);
 
+/* Returns once each I/O thread has come round its loop: it hangs if one of them does. */
+void server_touch(struct server *server);
+
 /* Stops listening and tells every peer GOAWAY; open calls go on. Does not block. Thread: any. */
 void server_drain(struct server *server, const char *reason);
 /* Waits until no call is open or the deadline; returns whether none is. */

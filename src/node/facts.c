@@ -1,4 +1,5 @@
 /* What a node tells of itself: facts, counters and log lines. */
+#include "node/alive.h"
 #include "node/node_internal.h"
 
 #include <inttypes.h>
@@ -215,6 +216,17 @@ void node_collect_parts(struct skep_node *node, struct skep_node_stats *out)
     out->records_published = h.records_published;
     out->records_failed = h.records_failed;
     out->last_publish_unix_s = h.last_success_unix_s;
+}
+
+void node_touch(struct skep_node *node)
+{
+    struct skep_node_stats stats;
+
+    pthread_mutex_lock(&node->parts);
+    if (node->server != NULL)
+        server_touch(node->server);
+    pthread_mutex_unlock(&node->parts);
+    skep_node_stats(node, &stats); /* which asks the others */
 }
 
 void skep_node_stats(struct skep_node *node, struct skep_node_stats *out)
