@@ -3,15 +3,14 @@
 #include "base/endpoint.h"
 
 #include <arpa/inet.h>
-#include <ctype.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <stdio.h>
 #include <string.h>
-#include <strings.h>
 
 #include "base/error.h"
+#include "base/number.h"
 #include "base/text.h"
 
 enum {
@@ -37,7 +36,7 @@ static const char *check_characters(const char *text)
             return "contains a space, expected host:port";
         if (*p == ',')
             return "contains a comma, expected a single host:port";
-        if (!isascii((unsigned char)*p) || iscntrl((unsigned char)*p))
+        if ((unsigned char)*p < 0x20 || (unsigned char)*p >= 0x7f)
             return "contains a character that no host name has, expected host:port";
     }
     return NULL;
@@ -124,7 +123,7 @@ static const char *check_name(const char *host)
             label = 0;
             continue;
         }
-        if (!isalnum((unsigned char)host[i]) && host[i] != '-' && host[i] != '_')
+        if (!ascii_is_alnum(host[i]) && host[i] != '-' && host[i] != '_')
             return "host has a character other than letters, digits, dot, hyphen, underscore";
         if (++label > DNS_LABEL_CHARS)
             return "host has a part of more than 63 characters";
@@ -213,7 +212,7 @@ bool endpoint_equal(const struct endpoint *a, const struct endpoint *b)
         return false;
     if (numeric_host(a->host, &x) && numeric_host(b->host, &y))
         return memcmp(&x, &y, sizeof(x)) == 0 && strcmp(zone_of(a->host), zone_of(b->host)) == 0;
-    return strcasecmp(a->host, b->host) == 0;
+    return ascii_same(a->host, b->host);
 }
 
 /* "localhost" and all names below it, which resolvers keep on this machine (RFC 6761, 6.3). */
@@ -227,7 +226,7 @@ static bool is_localhost_name(const char *host)
     if (len < sizeof(name) - 1)
         return false;
     size_t at = len - (sizeof(name) - 1);
-    return strncasecmp(host + at, name, sizeof(name) - 1) == 0 && (at == 0 || host[at - 1] == '.');
+    return ascii_same_first(host + at, name, sizeof(name) - 1) && (at == 0 || host[at - 1] == '.');
 }
 
 bool endpoint_is_loopback(const struct endpoint *e)

@@ -1,5 +1,6 @@
 /* Error sentences and status names. */
 #include "base/error.h"
+#include "base/number.h"
 #undef error_set
 #undef error_no_memory
 
@@ -40,7 +41,7 @@ skep_status error_set(struct skep_error *err, skep_status status, const char *fo
         return status;
     char message[SKEP_ERROR_MESSAGE_BYTES]; /* the arguments may point into err->message */
     va_start(args, format);
-    vsnprintf(message, sizeof(message), format, args);
+    number_vprint(message, sizeof(message), format, args);
     va_end(args);
     *err = (struct skep_error){.status = status};
     memcpy(err->message, message, sizeof(message));
@@ -56,7 +57,7 @@ void error_prefix(struct skep_error *err, const char *format, ...)
     if (err == NULL)
         return;
     va_start(args, format);
-    vsnprintf(prefix, sizeof(prefix), format, args);
+    number_vprint(prefix, sizeof(prefix), format, args);
     va_end(args);
     memcpy(message, err->message, sizeof(message));
     message[sizeof(message) - 1] = '\0';

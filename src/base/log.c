@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/number.h"
 #include "base/text.h"
 #include "base/thread.h"
 
@@ -100,7 +101,7 @@ void log_write(enum skep_log_level level, const char *format, ...)
     va_list args;
 
     va_start(args, format);
-    vsnprintf(line, sizeof(line), format, args);
+    number_vprint(line, sizeof(line), format, args);
     va_end(args);
     /* A peer's text may be quoted in a line: no control character reaches a terminal. */
     text_tame(line);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/number.h"
 
 enum {
     MAX_NETWORKS = 4,
@@ -194,7 +195,7 @@ static skep_status add(struct grid *g, const char *unit, double value, const dou
     va_list ap;
 
     va_start(ap, format);
-    vsnprintf(text, sizeof(text), format, ap);
+    number_vprint(text, sizeof(text), format, ap);
     va_end(ap);
     snprintf(name, sizeof(name), "%zu peers: %s", g->network.peers, text);
     return bench_report_add(g->report, "dht", name, unit, &value, 1,

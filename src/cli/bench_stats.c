@@ -3,6 +3,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/number.h"
 #include "base/text.h"
 #include "cli/output.h"
 
@@ -196,11 +197,11 @@ static const char *format_number(double value, char out[static NUMBER_BYTES])
     if (!isfinite(value))
         snprintf(out, NUMBER_BYTES, "-");
     else if (size >= 1e15)
-        snprintf(out, NUMBER_BYTES, "%.3e", value);
+        number_print(out, NUMBER_BYTES, "%.3e", value);
     else if (size >= 1000)
         snprintf(out, NUMBER_BYTES, "%.0f", value);
     else
-        snprintf(out, NUMBER_BYTES, "%.*f", size >= 100 ? 1 : size >= 10 ? 2 : 3, value);
+        number_print(out, NUMBER_BYTES, "%.*f", size >= 100 ? 1 : size >= 10 ? 2 : 3, value);
     return out;
 }
 

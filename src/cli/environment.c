@@ -1,13 +1,13 @@
 /* See environment.h. */
 #include "cli/environment.h"
 
-#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/log.h"
+#include "base/number.h"
 #include "base/text.h"
 #include "cli/command.h"
 #include "cli/options_internal.h"
@@ -21,7 +21,7 @@ void environment_name(const char *option, char out[static ENVIRONMENT_NAME_BYTES
     size_t used = (size_t)snprintf(out, ENVIRONMENT_NAME_BYTES, "%s", prefix);
 
     for (; *option != '\0' && used + 1 < ENVIRONMENT_NAME_BYTES; option++)
-        out[used++] = (char)(*option == '-' ? '_' : toupper((unsigned char)*option));
+        out[used++] = (char)(*option == '-' ? '_' : ascii_upper(*option));
     out[used] = '\0';
 }
 
@@ -32,7 +32,7 @@ static void option_name(const char *variable, size_t len, char out[static OPTION
 
     if (len - PREFIX_LEN < OPTION_NAME_BYTES)
         for (size_t i = PREFIX_LEN; i < len; i++)
-            out[used++] = (char)(variable[i] == '_' ? '-' : tolower((unsigned char)variable[i]));
+            out[used++] = (char)(variable[i] == '_' ? '-' : ascii_lower(variable[i]));
     out[used] = '\0';
 }
 
@@ -77,7 +77,7 @@ static bool ends_in_port_of_service(const char *text, size_t len)
             continue;
         size_t end = len - strlen(protocols[i]);
         size_t digits = 0;
-        while (digits < end && isdigit((unsigned char)text[end - digits - 1]))
+        while (digits < end && ascii_is_digit(text[end - digits - 1]))
             digits++;
         if (digits > 0 && ends_in(text, end - digits, "_PORT_"))
             return true;

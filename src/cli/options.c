@@ -1,7 +1,6 @@
 /* Options from the command line, the environment, a file and defaults, in this order of rank. */
 #include "cli/options.h"
 
-#include <ctype.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +9,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/number.h"
 #include "base/text.h"
 #include "cli/command.h"
 #include "cli/environment.h"
@@ -102,9 +102,9 @@ static skep_status append_list(const struct option_spec *spec, struct option_val
     for (;;) {
         const char *end = strchrnul(p, ',');
         const char *next = *end == ',' ? end + 1 : NULL;
-        while (p < end && isspace((unsigned char)*p))
+        while (p < end && ascii_is_space(*p))
             p++;
-        while (end > p && isspace((unsigned char)end[-1]))
+        while (end > p && ascii_is_space(end[-1]))
             end--;
         if (p == end) {
             char quoted[TEXT_QUOTE_BYTES];
@@ -472,7 +472,7 @@ int options_idle(struct options *o, const char *name, const char *why, ...)
     if (!options_in_force(o, name))
         return CLI_DONE;
     va_start(args, why);
-    vsnprintf(text, sizeof(text), why, args);
+    number_vprint(text, sizeof(text), why, args);
     va_end(args);
     if (source_of(o, name) == SOURCE_COMMAND_LINE)
         return cli_usage_error(o->table->command, "--%s: %s", name, text);

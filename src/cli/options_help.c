@@ -1,9 +1,9 @@
 /* Help texts out of an option table. */
-#include <ctype.h>
 #include <inttypes.h>
 #include <string.h>
 
 #include "cli/options_internal.h"
+#include "base/number.h"
 
 enum {
     HELP_WIDTH = 92,
@@ -72,8 +72,8 @@ static void describe_value(const struct option_table *table, const struct option
         snprintf(range, sizeof(range), "%" PRId64 " to %" PRId64 "%s%s; ", spec->min, spec->max,
                  unit[0] != '\0' ? " " : "", unit);
     else if (spec->kind == OPTION_FLOAT)
-        snprintf(range, sizeof(range), "%g to %g%s%s; ", spec->number_min, spec->number_max,
-                 unit[0] != '\0' ? " " : "", unit);
+        number_print(range, sizeof(range), "%g to %g%s%s; ", spec->number_min, spec->number_max,
+                     unit[0] != '\0' ? " " : "", unit);
     if (spec->required)
         snprintf(out, cap, "%s (%srequired)", spec->help, range);
     else if (fallback != NULL)

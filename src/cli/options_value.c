@@ -4,9 +4,9 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "base/error.h"
+#include "base/number.h"
 #include "base/text.h"
 #include "cli/options_internal.h"
 #include "crypto/identity.h"
@@ -106,8 +106,8 @@ const char *option_expected(const struct option_spec *spec, char *out, size_t ca
                  spec->max, space, unit, form);
         break;
     case OPTION_FLOAT:
-        snprintf(out, cap, "a number from %g to %g%s%s%s", spec->number_min, spec->number_max,
-                 space, unit, form);
+        number_print(out, cap, "a number from %g to %g%s%s%s", spec->number_min, spec->number_max,
+                     space, unit, form);
         break;
     case OPTION_ENDPOINT:
         snprintf(out, cap, "host:port");
@@ -134,7 +134,7 @@ static const struct suffix *find_suffix(const struct option_spec *spec, const ch
         return spec->unit != NULL && strcmp(spec->unit, plain_ms.unit) == 0 ? &plain_ms : &plain;
     for (size_t i = 0; i < sizeof(suffixes) / sizeof(suffixes[0]); i++)
         if (spec->unit != NULL && strcmp(spec->unit, suffixes[i].unit) == 0 &&
-            (any_case ? strcasecmp(text, suffixes[i].text) : strcmp(text, suffixes[i].text)) == 0)
+            (any_case ? ascii_same(text, suffixes[i].text) : strcmp(text, suffixes[i].text) == 0))
             return &suffixes[i];
     return NULL;
 }
@@ -196,7 +196,7 @@ static bool parse_float(const struct option_spec *spec, const char *text, double
     size_t digits = strspn(text, "0123456789+-.eE");
     char *end;
 
-    *out = strtod(text, &end);
+    *out = number_parse(text, &end);
     const struct suffix *suffix = find_suffix(spec, end);
     if (end == text || (size_t)(end - text) != digits || suffix == NULL)
         return false;
@@ -210,8 +210,8 @@ static bool parse_flag(const char *text, bool *out)
     static const char *const no[] = {"false", "no", "off", "0"};
 
     for (size_t i = 0; i < sizeof(yes) / sizeof(yes[0]); i++) {
-        if (strcasecmp(text, yes[i]) == 0 || strcasecmp(text, no[i]) == 0) {
-            *out = strcasecmp(text, yes[i]) == 0;
+        if (ascii_same(text, yes[i]) || ascii_same(text, no[i])) {
+            *out = ascii_same(text, yes[i]);
             return true;
         }
     }

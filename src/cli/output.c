@@ -13,6 +13,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/number.h"
 #include "base/text.h"
 
 enum {
@@ -157,7 +158,7 @@ void table_cell(struct table *t, const char *format, ...)
     if (t == NULL || t->failed)
         return;
     va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
+    number_vprint(text, sizeof(text), format, args);
     va_end(args);
     text_tame(text);
     if (t->count == t->cap) {

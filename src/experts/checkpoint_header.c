@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/number.h"
 #include "base/text.h"
 
 enum field_kind { FIELD_TEXT, FIELD_INT, FIELD_COUNT, FIELD_NUMBER, FIELD_FLAG };
@@ -77,7 +78,7 @@ static const char *print_field(const struct field *f, const void *at, char *room
     else if (f->kind == FIELD_COUNT)
         snprintf(room, HEADER_TEXT_BYTES, "%" PRIu64, *(const uint64_t *)at);
     else
-        snprintf(room, HEADER_TEXT_BYTES, "%.17g", *(const double *)at);
+        number_print(room, HEADER_TEXT_BYTES, "%.17g", *(const double *)at);
     return room;
 }
 
@@ -116,12 +117,19 @@ static bool read_count(const char *text, uint64_t *out)
     return errno == 0 && text[0] >= '0' && text[0] <= '9' && *end == '\0';
 }
 
+/* Earlier versions wrote "0,0015" in programs that had set such a locale. */
 static bool read_number(const char *text, double *out)
 {
+    char copy[HEADER_TEXT_BYTES];
     char *end;
 
-    *out = strtod(text, &end);
-    return end != text && *end == '\0' && isfinite(*out);
+    if ((size_t)snprintf(copy, sizeof(copy), "%s", text) >= sizeof(copy))
+        return false;
+    char *comma = strchr(copy, ',');
+    if (comma != NULL)
+        *comma = '.';
+    *out = number_parse(copy, &end);
+    return end != copy && *end == '\0' && isfinite(*out);
 }
 
 static bool read_flag(const char *text, bool *out)

@@ -11,6 +11,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/number.h"
 
 const struct session_limits session_default_limits = {
     .message =
@@ -142,7 +143,7 @@ static skep_status record_failure(struct session *s, skep_status status, const c
 {
     char message[SKEP_ERROR_MESSAGE_BYTES];
 
-    vsnprintf(message, sizeof(message), format, args);
+    number_vprint(message, sizeof(message), format, args);
     s->failed = true;
     return error_set(&s->failure, status, "%s", message);
 }

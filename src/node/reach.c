@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/lookup.h"
 #include "base/log.h"
+#include "base/number.h"
 #include "base/thread.h"
 #include "dht/directory_list.h"
 #include "net/pool.h"
@@ -344,7 +345,7 @@ __attribute__((format(printf, 2, 3))) static void unchecked(struct verdict *out,
 
     out->state = SKEP_REACH_UNCHECKED;
     va_start(args, format);
-    vsnprintf(out->message, sizeof(out->message), format, args);
+    number_vprint(out->message, sizeof(out->message), format, args);
     va_end(args);
 }
 

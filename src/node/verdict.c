@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include "base/number.h"
 
 bool verdict_is_private(const struct endpoint *e)
 {
@@ -27,7 +28,7 @@ __attribute__((format(printf, 2, 3))) static void say(struct verdict *v, const c
     va_list args;
 
     va_start(args, format);
-    vsnprintf(v->message + len, sizeof(v->message) - len, format, args);
+    number_vprint(v->message + len, sizeof(v->message) - len, format, args);
     va_end(args);
 }
 

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/number.h"
 #include "base/text.h"
 
 enum { PREFIX_BYTES = 4 };
@@ -112,8 +113,8 @@ static void shortest_digits(double value, char digits[static 24], int *exponent)
     char text[40];
 
     for (int precision = 0; precision < 17; precision++) {
-        snprintf(text, sizeof(text), "%.*e", precision, value);
-        if (strtod(text, NULL) == value)
+        number_print(text, sizeof(text), "%.*e", precision, value);
+        if (number_parse(text, NULL) == value)
             break;
     }
     char *e = strchr(text, 'e');

@@ -4,13 +4,13 @@
 #include <netinet/tcp.h>
 #include <stdio.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/fd.h"
+#include "base/number.h"
 #include "tracker/server_internal.h"
 
 enum {
@@ -39,7 +39,7 @@ static void copy_host(char out[static TRACKER_HOST_TEXT_BYTES], const char *host
 {
     static const char mapped[] = "::ffff:";
     const size_t cut = sizeof(mapped) - 1;
-    bool is_mapped = strncasecmp(host, mapped, cut) == 0 && strchr(host + cut, '.') != NULL;
+    bool is_mapped = ascii_same_first(host, mapped, cut) && strchr(host + cut, '.') != NULL;
 
     snprintf(out, TRACKER_HOST_TEXT_BYTES, "%s", is_mapped ? host + cut : host);
 }

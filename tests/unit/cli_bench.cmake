@@ -1,1 +1,2 @@
 skep_unit_test(test_bench_stats MODULES cli)
+skep_test_in_locales(test_bench_stats)
