@@ -13,7 +13,6 @@
 #include "base/thread.h"
 #include "dht/met_peers.h"
 #include "dht/peers_file.h"
-#include "dht/resolver.h"
 
 enum {
     /* Below so many good peers the configured and saved ones are tried with the short pauses: with
@@ -54,7 +53,8 @@ struct peer {
     char text[INITIAL_PEER_TEXT_BYTES];
     bool is_name, saved;   /* is_name: also a tracker */
     uint64_t resolving_us; /* since when its name is being resolved; 0: it is not */
-    bool self;             /* one of our own addresses */
+    enum resolver_place place;
+    bool self; /* one of our own addresses */
     size_t address_count;
     struct address addresses[RESOLVER_MAX_ADDRESSES];
     uint64_t contact_us; /* when to try next */
@@ -68,6 +68,8 @@ struct peer {
 struct bootstrap {
     struct runner *runner;
     struct endpoint listen;
+    void (*placed)(void *arg, enum resolver_place place);
+    void *arg;
     char *peers_file;
     uint32_t minute_ms;
     struct resolver *resolver;
@@ -200,6 +202,35 @@ static void contact(struct bootstrap *b, struct peer *p)
     contact_addresses(b, p);
 }
 
+/* All are on loopback that lead anywhere, or one is elsewhere. */
+static void tell_place(struct bootstrap *b)
+{
+    enum resolver_place place = RESOLVER_NOWHERE;
+
+    for (size_t i = 0; i < b->peer_count && place != RESOLVER_ELSEWHERE; i++)
+        if (b->peers[i].place != RESOLVER_NOWHERE)
+            place = b->peers[i].place;
+    b->placed(b->arg, place);
+}
+
+/*
+ * The machine's own name leads to 127.0.1.1 on Debian. A DHT whose own host is such a name listens
+ * on 127.0.0.1 (swarm.c has the reason), one whose host is that very address does so there.
+ */
+static void add_first_loopback(struct peer *p)
+{
+    size_t count = p->address_count;
+
+    for (size_t i = 0; i < count && p->address_count < RESOLVER_MAX_ADDRESSES; i++) {
+        struct address first = p->addresses[i];
+        bool known = !address_to_first_loopback(&first);
+        for (size_t k = 0; k < p->address_count && !known; k++)
+            known = address_equal(&p->addresses[k], &first);
+        if (!known)
+            p->addresses[p->address_count++] = first;
+    }
+}
+
 static void take_resolutions(struct bootstrap *b)
 {
     struct resolution *r = mem_calloc(1, sizeof(*r));
@@ -208,9 +239,14 @@ static void take_resolutions(struct bootstrap *b)
     while (r != NULL && resolver_take(b->resolver, r)) {
         struct peer *p = &b->peers[r->tag];
         p->resolving_us = 0;
+        if (r->place != RESOLVER_NOWHERE && r->place != p->place) {
+            p->place = r->place;
+            tell_place(b);
+        }
         if (r->status == SKEP_OK) {
             p->address_count = r->count;
             memcpy(p->addresses, r->addresses, sizeof(p->addresses));
+            add_first_loopback(p);
             if (!p->present)
                 contact_addresses(b, p);
         } else if (log_gate_open(&p->gate, COMPLAIN_MS, &suppressed)) {
@@ -428,6 +464,7 @@ static struct peer *add_peer(struct bootstrap *b, const struct initial_peer *ini
     initial_peer_format(initial, p->text);
     p->is_name = initial->is_tracker || !endpoint_to_address(&initial->endpoint, &p->addresses[0]);
     p->address_count = p->is_name ? 0 : 1;
+    p->place = resolver_place_of(&initial->endpoint);
     return p;
 }
 
@@ -467,6 +504,8 @@ skep_status bootstrap_new(const struct bootstrap_config *config, struct bootstra
     cond_init(&b->changed);
     b->runner = config->runner;
     b->listen = config->listen;
+    b->placed = config->placed;
+    b->arg = config->arg;
     b->minute_ms = config->minute_ms ? config->minute_ms : MINUTE_MS;
     b->started_us = clock_mono_us();
     b->save_us = after_ms(b->minute_ms);

@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include <skep/status.h>
 #include "dht/initial_peer.h"
+#include "dht/resolver.h"
 #include "dht/runner.h"
 
 struct bootstrap;
@@ -29,6 +30,12 @@ struct bootstrap_config {
     size_t saved_count;
     const char *peers_file; /* copied; NULL: peers are not saved */
     uint32_t minute_ms;     /* tests: how long a minute is; 0: 60,000 */
+    /*
+     * Where those are that were given, configured and saved: whenever a name tells more, before its
+     * addresses are contacted. A name that leads nowhere does not count. On the bootstrap's thread.
+     */
+    void (*placed)(void *arg, enum resolver_place place);
+    void *arg;
 };
 
 /* Contacts every numeric peer before it returns.

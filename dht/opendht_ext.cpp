@@ -627,21 +627,24 @@ size_t opendht_ext_known_peers(dht_runner *runner, struct sockaddr_storage *out,
     }
 }
 
-bool opendht_ext_public_address(dht_runner *runner, sa_family_t family,
-                                struct sockaddr_storage *out)
+size_t opendht_ext_public_addresses(dht_runner *runner, sa_family_t family,
+                                    struct sockaddr_storage *out, size_t cap)
 {
     try {
         const std::vector<dht::SockAddr> seen = unwrap(runner)->getPublicAddress(family);
+        size_t count = 0;
         for (const dht::SockAddr &address : seen) {
+            if (count == cap)
+                break;
             if (address.getFamily() != family || address.getLength() > sizeof(*out))
                 continue;
-            std::memset(out, 0, sizeof(*out));
-            std::memcpy(out, address.get(), address.getLength());
-            return true;
+            std::memset(&out[count], 0, sizeof(*out));
+            std::memcpy(&out[count++], address.get(), address.getLength());
         }
+        return count;
     } catch (...) {
+        return 0;
     }
-    return false;
 }
 
 } // extern "C"

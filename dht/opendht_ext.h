@@ -7,7 +7,7 @@
  *
  * Threads: functions from any thread. Callbacks and policies run on OpenDHT's thread, with
  * OpenDHT's own lock held: they must not call opendht_ext_read_stats(), _known_peers() or
- * _public_address(), which take that lock.
+ * _public_addresses(), which take that lock.
  */
 #ifndef SKEP_DHT_OPENDHT_EXT_H
 #define SKEP_DHT_OPENDHT_EXT_H
@@ -163,9 +163,10 @@ void opendht_ext_read_stats(dht_runner *runner, struct opendht_ext_stats *out);
 /* Good nodes of the routing tables. Returns how many were written. */
 size_t opendht_ext_known_peers(dht_runner *runner, struct sockaddr_storage *out, socklen_t *lens,
                                size_t cap);
-/* Our address as most peers that told us see it; false if none did. */
-bool opendht_ext_public_address(dht_runner *runner, sa_family_t family,
-                                struct sockaddr_storage *out);
+/* Our addresses as the peers that told us see them, those that most have told first. Returns how
+ * many were written. */
+size_t opendht_ext_public_addresses(dht_runner *runner, sa_family_t family,
+                                    struct sockaddr_storage *out, size_t cap);
 
 #ifdef __cplusplus
 }

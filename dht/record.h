@@ -5,6 +5,7 @@
 #ifndef SKEP_DHT_RECORD_H
 #define SKEP_DHT_RECORD_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -40,8 +41,10 @@ enum {
 struct record_swarm {
     const char *name;
     const struct swarm_key *key; /* NULL: a public swarm */
-    bool loopback;               /* the swarm's own peers are loopback: such endpoints are fine */
-    uint32_t clock_skew_s;       /* default 60 */
+    /* The swarm's own peers are loopback: such endpoints are fine. It changes when the name of an
+     * initial peer has been resolved. */
+    atomic_bool loopback;
+    uint32_t clock_skew_s; /* default 60 */
 };
 
 enum record_features { /* bits */

@@ -78,6 +78,28 @@ static struct job *find(const struct resolver *r, enum job_state state)
     return job;
 }
 
+enum resolver_place resolver_place_of(const struct endpoint *host)
+{
+    struct address numeric;
+
+    if (endpoint_is_loopback(host))
+        return RESOLVER_LOOPBACK;
+    return endpoint_to_address(host, &numeric) ? RESOLVER_ELSEWHERE : RESOLVER_NOWHERE;
+}
+
+/* Where all of these are. */
+static enum resolver_place place_of(const struct address *addresses, size_t count)
+{
+    enum resolver_place place = RESOLVER_NOWHERE;
+
+    for (size_t i = 0; i < count && place != RESOLVER_ELSEWHERE; i++) {
+        struct endpoint e;
+        endpoint_from_address(&e, (const struct sockaddr *)&addresses[i].sa);
+        place = resolver_place_of(&e);
+    }
+    return place;
+}
+
 static void set_addresses(struct resolution *to, const struct address *addresses, size_t count)
 {
     to->count = count < RESOLVER_MAX_ADDRESSES ? count : RESOLVER_MAX_ADDRESSES;
@@ -146,6 +168,7 @@ static void on_looked_up(void *arg, const struct lookup_answer *answer)
     job->resolution.status = answer->status;
     job->resolution.err = answer->err;
     set_addresses(&job->resolution, answer->addresses, answer->count);
+    job->resolution.place = place_of(answer->addresses, answer->count);
     job->state = answered ? JOB_ANSWERED : JOB_TRACKER;
     pthread_cond_broadcast(&r->changed);
     pthread_mutex_unlock(&r->lock);
@@ -201,6 +224,7 @@ skep_status resolver_ask(struct resolver *r, size_t tag, const struct initial_pe
     job->resolution.tag = tag;
     if (peer->is_tracker && endpoint_to_address(&peer->endpoint, &numeric)) {
         set_addresses(&job->resolution, &numeric, 1);
+        job->resolution.place = place_of(&numeric, 1);
         job->state = JOB_TRACKER;
     }
     pthread_mutex_lock(&r->lock);

@@ -25,7 +25,8 @@ enum {
      */
     LOW_DESCRIPTORS = 12,
     DEFAULT_STORAGE_BYTES = 64 << 20,
-    PICK_ATTEMPTS = 8, /* another program may take a picked port before OpenDHT binds it */
+    PUBLIC_ADDRESSES_MAX = 32, /* OpenDHT remembers so many */
+    PICK_ATTEMPTS = 8,         /* another program may take a picked port before OpenDHT binds it */
 };
 
 /*
@@ -403,15 +404,23 @@ size_t runner_known_peers(struct runner *runner, struct address *out, size_t cap
     return count;
 }
 
+size_t runner_public_addresses(struct runner *runner, bool v6, struct endpoint *out, size_t cap)
+{
+    struct sockaddr_storage seen[PUBLIC_ADDRESSES_MAX];
+    size_t count =
+        opendht_ext_public_addresses(runner->dht, v6 ? AF_INET6 : AF_INET, seen,
+                                     cap < PUBLIC_ADDRESSES_MAX ? cap : PUBLIC_ADDRESSES_MAX);
+
+    for (size_t i = 0; i < count; i++) {
+        endpoint_from_address(&out[i], (const struct sockaddr *)&seen[i]);
+        out[i].port = runner->port;
+    }
+    return count;
+}
+
 bool runner_public_address(struct runner *runner, bool v6, struct endpoint *out)
 {
-    struct sockaddr_storage sa;
-
-    if (!opendht_ext_public_address(runner->dht, v6 ? AF_INET6 : AF_INET, &sa))
-        return false;
-    endpoint_from_address(out, (const struct sockaddr *)&sa);
-    out->port = runner->port;
-    return true;
+    return runner_public_addresses(runner, v6, out, 1) == 1;
 }
 
 void runner_put(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES],

@@ -4,7 +4,7 @@
  *
  * Threads: functions from any thread, none blocks unless said. Callbacks run on OpenDHT's thread:
  * they copy, queue, signal and return. They may put and get, but must not call runner_status(),
- * runner_known_peers(), runner_public_address() or runner_free(): OpenDHT's own lock is held.
+ * runner_known_peers(), runner_public_addresses() or runner_free(): OpenDHT's own lock is held.
  */
 #ifndef SKEP_DHT_RUNNER_H
 #define SKEP_DHT_RUNNER_H
@@ -79,8 +79,10 @@ struct runner_traffic {
 void runner_traffic(const struct runner *runner, struct runner_traffic *out);
 /* Addresses of the good nodes we know, for saving. Returns how many were written. */
 size_t runner_known_peers(struct runner *runner, struct address *out, size_t cap);
-/* Our address as other peers see it (asked of them); false if none has told yet. Port is the UDP
- * one. */
+/* Our addresses of a family as other peers see them (asked of them), those that most have told
+ * first. Port is the UDP one. Returns how many were written. */
+size_t runner_public_addresses(struct runner *runner, bool v6, struct endpoint *out, size_t cap);
+/* The first of them; false if none has told yet. */
 bool runner_public_address(struct runner *runner, bool v6, struct endpoint *out);
 
 typedef void (*runner_put_fn)(void *arg, bool ok);

@@ -21,6 +21,9 @@ struct swarm {
     struct runner *runner;
     struct directory *directory;
     struct bootstrap *bootstrap;
+    struct endpoint listen; /* what the DHT listens on; not a name */
+    bool has_peers;         /* initial or saved ones were given */
+    atomic_bool is_placed;
 };
 
 /* What has to be read and parsed before anything is started. */
@@ -61,24 +64,55 @@ static skep_status read_peers(struct peers *peers, const struct swarm_config *co
     return SKEP_OK;
 }
 
-/* swarm.h has the rule. */
-static bool is_loopback_swarm(const struct swarm_config *config, const struct peers *peers)
+/* Where those are whose address is known. */
+static enum resolver_place place_of(const struct peers *peers)
 {
-    bool any = peers->configured_count + peers->saved_count > 0;
+    enum resolver_place place = RESOLVER_NOWHERE;
 
-    if (!endpoint_is_loopback(&config->dht_listen) &&
-        !(any && endpoint_is_unspecified(&config->dht_listen)))
-        return false;
-    for (size_t i = 0; i < peers->configured_count; i++)
-        if (!endpoint_is_loopback(&peers->configured[i].endpoint))
-            return false;
-    for (size_t i = 0; i < peers->saved_count; i++) {
+    for (size_t i = 0; i < peers->configured_count && place != RESOLVER_ELSEWHERE; i++) {
+        enum resolver_place one = resolver_place_of(&peers->configured[i].endpoint);
+        place = one != RESOLVER_NOWHERE ? one : place;
+    }
+    for (size_t i = 0; i < peers->saved_count && place != RESOLVER_ELSEWHERE; i++) {
         struct endpoint e;
         endpoint_from_address(&e, (const struct sockaddr *)&peers->saved[i].sa);
-        if (!endpoint_is_loopback(&e))
-            return false;
+        place = resolver_place_of(&e);
     }
-    return true;
+    return place;
+}
+
+/* swarm.h has the rule. On the thread of swarm_join() first, then on the bootstrap's. */
+static void on_placed(void *arg, enum resolver_place place)
+{
+    struct swarm *swarm = arg;
+    bool any_host = endpoint_is_unspecified(&swarm->listen);
+
+    atomic_store(&swarm->record.loopback,
+                 any_host ? place == RESOLVER_LOOPBACK
+                          : endpoint_is_loopback(&swarm->listen) && place != RESOLVER_ELSEWHERE);
+    atomic_store(&swarm->is_placed, !any_host || !swarm->has_peers || place != RESOLVER_NOWHERE);
+}
+
+/*
+ * A name becomes an address here, and 127.0.1.1 (the machine's own name on Debian) 127.0.0.1: where
+ * OpenDHT is told of a peer on loopback, it takes the teller's address with that peer's port, so
+ * all the peers of a machine must be at one address.
+ */
+static skep_status resolve_listen(struct swarm *swarm, const struct endpoint *wanted,
+                                  struct skep_error *err)
+{
+    struct address address;
+    size_t count;
+
+    swarm->listen = *wanted;
+    if (endpoint_is_unspecified(wanted) || endpoint_to_address(wanted, &address))
+        return SKEP_OK;
+    skep_status rc = endpoint_resolve(wanted, &address, 1, &count, err);
+    if (rc != SKEP_OK)
+        return rc;
+    (void)address_to_first_loopback(&address);
+    endpoint_from_address(&swarm->listen, (const struct sockaddr *)&address.sa);
+    return SKEP_OK;
 }
 
 static skep_status start_runner(struct swarm *swarm, const struct swarm_config *config,
@@ -86,7 +120,7 @@ static skep_status start_runner(struct swarm *swarm, const struct swarm_config *
 {
     uint8_t dht_id[RECORD_KEY_BYTES];
     const struct runner_config runner = {
-        .listen = config->dht_listen,
+        .listen = swarm->listen,
         .network_id = record_network_id(&swarm->record),
         .dht_id = config->identity_is_ours ? dht_id : NULL,
         .swarm = &swarm->record,
@@ -116,7 +150,7 @@ static skep_status start_bootstrap(struct swarm *swarm, const struct swarm_confi
 {
     const struct bootstrap_config bootstrap = {
         .runner = swarm->runner,
-        .listen = config->dht_listen,
+        .listen = swarm->listen,
         .network_id = record_network_id(&swarm->record),
         .peers = peers->configured,
         .peer_count = peers->configured_count,
@@ -124,6 +158,8 @@ static skep_status start_bootstrap(struct swarm *swarm, const struct swarm_confi
         .saved_count = peers->saved_count,
         .peers_file = config->peers_file,
         .minute_ms = config->bootstrap_minute_ms,
+        .placed = on_placed,
+        .arg = swarm,
     };
 
     return bootstrap_new(&bootstrap, &swarm->bootstrap, err);
@@ -148,13 +184,16 @@ skep_status swarm_join(const struct swarm_config *config, struct swarm **out,
     rc = read_peers(&peers, config, err);
     if (rc != SKEP_OK)
         goto out;
+    swarm->has_peers = peers.configured_count + peers.saved_count > 0;
     swarm->record = (struct record_swarm){
         .name = swarm->name,
         .key = config->key,
-        .loopback = is_loopback_swarm(config, &peers),
         .clock_skew_s = config->clock_skew_s ? config->clock_skew_s : DEFAULT_CLOCK_SKEW_S,
     };
-    rc = start_runner(swarm, config, err);
+    rc = resolve_listen(swarm, &config->dht_listen, err);
+    on_placed(swarm, place_of(&peers));
+    if (rc == SKEP_OK)
+        rc = start_runner(swarm, config, err);
     if (rc == SKEP_OK)
         rc = start_directory(swarm, config, err);
     if (rc == SKEP_OK)
@@ -185,6 +224,11 @@ void swarm_leave(struct swarm *swarm, uint64_t deadline_us)
 bool swarm_wait_joined(struct swarm *swarm, uint64_t deadline_us)
 {
     return bootstrap_wait_joined(swarm->bootstrap, deadline_us);
+}
+
+bool swarm_is_placed(const struct swarm *swarm)
+{
+    return atomic_load(&swarm->is_placed);
 }
 
 unsigned swarm_peer_count(struct swarm *swarm)

@@ -14,10 +14,11 @@
 struct swarm;
 
 struct swarm_config {
-    const char *name;                 /* default "skep" */
-    const struct swarm_key *key;      /* NULL: public. Borrowed until swarm_leave() */
-    const struct identity *identity;  /* borrowed until swarm_leave() */
-    struct endpoint dht_listen;       /* UDP */
+    const char *name;                /* default "skep" */
+    const struct swarm_key *key;     /* NULL: public. Borrowed until swarm_leave() */
+    const struct identity *identity; /* borrowed until swarm_leave() */
+    /* UDP. A name that leads to 127.0.1.1 or another such address stands for 127.0.0.1. */
+    struct endpoint dht_listen;
     const char *const *initial_peers; /* "host:port", "tracker://host:port"; copied */
     size_t initial_peer_count;
     const char *peers_file; /* known peers are saved here and tried on restart; NULL: no */
@@ -44,11 +45,15 @@ SKEP_MUST_CHECK skep_status swarm_join(const struct swarm_config *config, struct
 void swarm_leave(struct swarm *swarm, uint64_t deadline_us);
 
 /*
- * Whether loopback endpoints may be published and dialled in this swarm (record_swarm.loopback) is
- * decided at the start, from what is given: with initial or saved peers, if every one of them is a
- * loopback address and dht_listen is loopback or unspecified; without any, if dht_listen is
- * loopback. A name other than "localhost" is not loopback, whatever it resolves to.
+ * Whether loopback endpoints may be published and dialled in this swarm (record_swarm.loopback):
+ * if dht_listen is loopback, unless an initial or saved peer is elsewhere; if it is unspecified,
+ * when there are such peers and all of them are on loopback. A name counts once it is resolved, by
+ * its addresses, so the answer may change; a name that leads nowhere does not count.
  */
+
+/* Whether that is known: false while dht_listen is unspecified and nothing is known but names that
+ * have not been resolved. */
+bool swarm_is_placed(const struct swarm *swarm);
 
 /* True while at least one peer answers; waits until then or the deadline. Without configured or
  * saved peers it is true at once: this node starts a swarm of its own. */

@@ -8,6 +8,7 @@
 #include <netdb.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "base/number.h"
@@ -340,6 +341,16 @@ void address_set_port(struct address *address, uint16_t port)
         ((struct sockaddr_in *)&address->sa)->sin_port = htons(port);
 }
 
+bool address_to_first_loopback(struct address *address)
+{
+    struct sockaddr_in *v4 = (struct sockaddr_in *)&address->sa;
+
+    if (address->sa.ss_family != AF_INET || ntohl(v4->sin_addr.s_addr) >> 24 != IN_LOOPBACKNET)
+        return false;
+    v4->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    return true;
+}
+
 void endpoint_from_address(struct endpoint *out, const struct sockaddr *sa)
 {
     socklen_t len =
@@ -369,12 +380,42 @@ static bool local_address(const struct ifaddrs *i, bool v6, char *out, size_t ca
     return false;
 }
 
+bool endpoint_towards(const struct address *address, struct endpoint *out)
+{
+    struct address own = {.len = sizeof(own.sa)};
+    int fd = socket(address->sa.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    bool found = fd >= 0 && connect(fd, (const struct sockaddr *)&address->sa, address->len) == 0 &&
+                 getsockname(fd, (struct sockaddr *)&own.sa, &own.len) == 0;
+
+    if (fd >= 0)
+        close(fd);
+    if (!found)
+        return false;
+    endpoint_from_address(out, (const struct sockaddr *)&own.sa);
+    out->port = 0;
+    return !endpoint_is_unspecified(out);
+}
+
+/* An address that nobody has (RFC 5737, RFC 3849): the default route leads there. */
+static bool default_address(bool v6, struct endpoint *out)
+{
+    const struct endpoint far = {.host = "198.51.100.1", .port = 9};
+    const struct endpoint far6 = {.host = "2001:db8::1", .port = 9};
+    struct address address;
+
+    return endpoint_to_address(v6 ? &far6 : &far, &address) && endpoint_towards(&address, out) &&
+           !endpoint_is_loopback(out) && strchr(out->host, '%') == NULL;
+}
+
 void endpoint_local_host(struct endpoint *e, bool v6)
 {
     struct ifaddrs *list = NULL;
-    bool found = false;
+    struct endpoint leaving;
+    bool found = default_address(v6, &leaving);
 
-    if (getifaddrs(&list) == 0)
+    if (found)
+        memcpy(e->host, leaving.host, sizeof(e->host));
+    else if (getifaddrs(&list) == 0)
         for (const struct ifaddrs *i = list; i != NULL && !found; i = i->ifa_next)
             found = local_address(i, v6, e->host, sizeof(e->host));
     if (list != NULL)

@@ -58,10 +58,18 @@ SKEP_MUST_CHECK skep_status endpoint_resolve(const struct endpoint *e, struct ad
 bool endpoint_to_address(const struct endpoint *e, struct address *out);
 bool address_equal(const struct address *a, const struct address *b); /* host and port */
 void address_set_port(struct address *address, uint16_t port); /* of an IPv4 or IPv6 address */
+/* Turns an IPv4 loopback address into 127.0.0.1, the one that every machine has. False, with
+ * nothing changed, if it is another kind of address. */
+bool address_to_first_loopback(struct address *address);
 void endpoint_from_address(struct endpoint *out, const struct sockaddr *sa);
 
-/* Puts in a host of this machine by which others may reach a wildcard socket, for showing only: the
- * first address that is not loopback, or loopback if there is none. The port stays. */
+/* The address from which packets to another leave; nothing is sent. False: there is no way to it.
+ * The port of `out` is 0. */
+bool endpoint_towards(const struct address *address, struct endpoint *out);
+
+/* Puts in a host of this machine by which others may reach a wildcard socket: the address that the
+ * default route leaves from, else the first that is not loopback, or loopback if there is none. The
+ * port stays. */
 void endpoint_local_host(struct endpoint *e, bool v6);
 
 #endif

@@ -198,6 +198,9 @@ static void loopback_endpoints_only_in_a_loopback_swarm(void **state)
         {"", {"127.0.0.1:1", "192.0.2.1:2"}, 2, false},
         {"127.0.0.1", {"192.0.2.1:1"}, 1, false},
         {"", {"bootstrap.invalid:1"}, 1, false},
+        {"127.0.0.1", {"bootstrap.invalid:1"}, 1, true},
+        {"127.0.0.1", {"bootstrap.invalid:1", "192.0.2.1:2"}, 2, false},
+        {"", {"bootstrap.invalid:1", "127.0.0.2:2"}, 2, true},
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
