@@ -1,20 +1,23 @@
 /* The life of a node: making, adding experts, waiting, ending. */
 #include "node/node_internal.h"
 
+#include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
+#include <poll.h>
 #include <string.h>
-#include <time.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/fd.h"
 #include "base/log.h"
 #include "base/text.h"
 
 enum {
     FIRST_PUBLISH_WAIT_MS = 100, /* of readiness for the first publication to end */
-    ANNOUNCE_RETRY_MS = 50,      /* while our address is unknown: the first peer may already look */
-    ANNOUNCE_CHECK_MS = 60000,   /* whether it has changed */
 };
 
 /* --- making -------------------------------------------------------------------------------- */
@@ -37,7 +40,14 @@ skep_status skep_node_new(const struct skep_node_options *options, struct skep_n
     pthread_mutex_init(&node->lock, NULL);
     pthread_mutex_init(&node->joining, NULL);
     cond_init(&node->changed);
-    sem_init(&node->stop_wanted, 0, 0);
+    node->own_addresses.fd = -1;
+    node->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (node->stop_fd < 0) {
+        rc = error_set(err, SKEP_RESOURCE_EXHAUSTED, "node: eventfd: %s", strerror(errno));
+        skep_node_free(node);
+        return rc;
+    }
+    node->stop_fd = fd_move_high(node->stop_fd);
     *out = node;
     return SKEP_OK;
 }
@@ -65,7 +75,9 @@ void skep_node_free(struct skep_node *node)
         mem_free(wish);
     }
     settings_fini(&node->settings);
-    sem_destroy(&node->stop_wanted);
+    own_addresses_fini(&node->own_addresses);
+    if (node->stop_fd >= 0)
+        close(node->stop_fd);
     pthread_cond_destroy(&node->changed);
     pthread_mutex_destroy(&node->joining);
     pthread_mutex_destroy(&node->lock);
@@ -196,21 +208,24 @@ static void set_state(struct skep_node *node, enum node_state state)
     pthread_mutex_unlock(&node->lock);
 }
 
-/* Whether a stop was asked for, waiting until then or the time. */
+/* Whether a stop was asked for, waiting until then, the time, or news of the machine's addresses.
+ */
 static bool stop_asked(struct skep_node *node, uint64_t until_us)
 {
-    struct timespec until = {.tv_sec = (time_t)(until_us / 1000000u),
-                             .tv_nsec = (long)(until_us % 1000000u) * 1000};
+    struct pollfd fds[] = {
+        {.fd = node->stop_fd, .events = POLLIN},
+        {.fd = node->own_addresses.fd, .events = POLLIN}, /* poll() skips -1 */
+    };
+    uint64_t left_ms = until_us == CLOCK_NEVER ? UINT64_MAX : clock_left_ms(until_us);
 
-    if (until_us == CLOCK_NEVER)
-        return sem_wait(&node->stop_wanted) == 0;
-    return sem_clockwait(&node->stop_wanted, CLOCK_MONOTONIC, &until) == 0;
+    poll(fds, sizeof(fds) / sizeof(fds[0]), left_ms > INT_MAX ? -1 : (int)left_ms);
+    return atomic_load(&node->is_stop_asked);
 }
 
 static void become_ready(struct skep_node *node)
 {
     /* Only this thread ends the handler, so it may be used without `parts`. */
-    if (node->handler != NULL && node->is_announced)
+    if (node->handler != NULL && node->announced_count > 0)
         handler_wait_first_round(node->handler,
                                  node->started_us + FIRST_PUBLISH_WAIT_MS * (uint64_t)1000);
     pthread_mutex_lock(&node->lock);
@@ -228,16 +243,14 @@ static uint64_t earlier(uint64_t a, uint64_t b)
 static void supervise(struct skep_node *node)
 {
     uint64_t report_us = (uint64_t)node->settings.options.stats_report_interval_s * 1000000u;
-    bool asks = node->handler != NULL && announce_must_ask(&node->announce);
     uint64_t next_report = report_us > 0 ? clock_mono_us() + report_us : CLOCK_NEVER;
-    uint64_t next_announce = asks ? clock_deadline_us(ANNOUNCE_RETRY_MS) : CLOCK_NEVER;
+    uint64_t next_announce = node->handler != NULL ? clock_mono_us() : CLOCK_NEVER;
 
     while (!stop_asked(node, earlier(next_report, next_announce))) {
         uint64_t now = clock_mono_us();
 
-        if (now >= next_announce)
-            next_announce =
-                clock_deadline_us(node_announce(node) > 0 ? ANNOUNCE_CHECK_MS : ANNOUNCE_RETRY_MS);
+        if ((node_addresses_changed(node) && node->handler != NULL) || now >= next_announce)
+            next_announce = node_announce(node);
         if (now >= next_report) {
             node_log_stats(node);
             next_report += report_us;
@@ -302,7 +315,7 @@ skep_status skep_node_wait_ready(struct skep_node *node, uint32_t timeout_ms,
 void skep_node_request_stop(struct skep_node *node)
 {
     atomic_store(&node->is_stop_asked, true);
-    sem_post(&node->stop_wanted);
+    eventfd_write(node->stop_fd, 1);
 }
 
 static void join_supervisor(struct skep_node *node)

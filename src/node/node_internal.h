@@ -4,7 +4,6 @@
 #define SKEP_NODE_INTERNAL_H
 
 #include <pthread.h>
-#include <semaphore.h>
 #include <stdatomic.h>
 
 #include <skep/node.h>
@@ -20,6 +19,7 @@
 #include "node/hosted.h"
 #include "node/leases.h"
 #include "node/once.h"
+#include "node/own_address.h"
 #include "node/reach.h"
 #include "node/registration.h"
 #include "node/service.h"
@@ -43,6 +43,14 @@ struct pattern_wish {
     struct pattern_wish *next;
 };
 
+/* Why a node announces nothing. */
+enum announce_gap {
+    ANNOUNCE_NO_GAP,
+    ANNOUNCE_NOBODY_TOLD, /* behind a wildcard: at which address it is seen */
+    ANNOUNCE_NOT_PLACED,  /* whether the swarm is on loopback is not known yet */
+    ANNOUNCE_UNFIT,       /* its endpoint is loopback, and the swarm is not */
+};
+
 enum { TRACKER_STOP_KEY_BYTES = 256 }; /* as told; a longer one is cut */
 
 struct skep_node {
@@ -60,8 +68,13 @@ struct skep_node {
     struct leases *leases;    /* NULL: it is not registered with a tracker */
     struct presence presence; /* of the thread that starts and stops */
     struct announce_input announce;
-    bool is_announced; /* of the supervisor: endpoints were given to the handler */
-    bool is_stuck;     /* an expert never came back: what it uses is left behind */
+    /* These six are of the thread that starts, then of the supervisor: */
+    struct own_addresses own_addresses;
+    struct endpoint announced[ANNOUNCE_MAX]; /* given to the handler */
+    size_t announced_count;
+    enum announce_gap announce_gap; /* said last */
+    bool is_bound_lost;             /* the machine does not have the listen address any more */
+    bool is_stuck;                  /* an expert never came back: what it uses is left behind */
 
     /* Facts, written by skep_node_start() before it returns. */
     char endpoint[ENDPOINT_TEXT_BYTES];
@@ -87,10 +100,10 @@ struct skep_node {
     enum node_state state;
     bool is_ready;
 
-    struct thread supervisor; /* "skep-node": announces, reports, stops */
-    pthread_mutex_t joining;  /* guards the joining of supervisor */
-    sem_t stop_wanted;
-    atomic_bool is_stop_asked; /* for a start under way; the semaphore is for the supervisor */
+    struct thread supervisor;  /* "skep-node": announces, reports, stops */
+    pthread_mutex_t joining;   /* guards the joining of supervisor */
+    int stop_fd;               /* an eventfd, which wakes the supervisor */
+    atomic_bool is_stop_asked; /* for a start under way, too */
 };
 
 /* start.c: everything up to serving; on failure nothing is left running. */
@@ -120,8 +133,12 @@ skep_status node_find_saved(struct skep_node *node, const struct pattern_wish *w
 /* Puts the newest checkpoints into the experts that have some. */
 skep_status node_restore_experts(struct skep_node *node, struct skep_error *err);
 
-/* Asks for our address again and tells the handler. Returns how many endpoints are known. */
-size_t node_announce(struct skep_node *node);
+/* announcing.c: what to announce at the start. Returns how many endpoints were written. */
+size_t node_announce_first(struct skep_node *node, struct endpoint out[static ANNOUNCE_MAX]);
+/* Asks again, and tells the handler and others what has changed. Returns when to do so next. */
+uint64_t node_announce(struct skep_node *node);
+/* Whether the machine has other addresses than before. Does not block. */
+bool node_addresses_changed(struct skep_node *node);
 
 /* Whether what was added, and `more` (may be NULL), will fit; before any of it is made. */
 SKEP_MUST_CHECK skep_status node_check_memory(const struct skep_node *node,

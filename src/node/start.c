@@ -203,7 +203,6 @@ static void set_facts(struct skep_node *node)
     node->announce.wish = s->has_announce ? &s->announce : NULL;
     if (node->swarm == NULL)
         return;
-    node->announce.loopback_allowed = swarm_record(node->swarm)->loopback;
     node->dht_port = swarm_dht_port(node->swarm);
     dht.port = node->dht_port;
     if (endpoint_is_unspecified(&dht)) {
@@ -225,11 +224,6 @@ static bool expert_load(void *arg, const char *uid, struct record_load *out)
     struct hosted *hosted = service_find(&node->service, uid);
 
     return hosted != NULL && hosted_load(hosted, out);
-}
-
-static bool ask_peers(void *arg, bool v6, struct endpoint *out)
-{
-    return runner_public_address(swarm_runner(arg), v6, out);
 }
 
 static uint32_t features(const struct settings *s)
@@ -268,17 +262,7 @@ static skep_status open_handler(struct skep_node *node, struct skep_error *err)
         memcpy(experts[i].schema_digest, node->experts[i]->schema_digest,
                sizeof(experts[i].schema_digest));
     }
-    config.endpoint_count =
-        announce_pick(&node->announce, ask_peers, node->swarm, config.endpoints);
-    node->is_announced = config.endpoint_count > 0;
-    if (!node->is_announced && announce_must_ask(&node->announce))
-        log_info("node: publishes its experts as soon as the first peer has told at which address "
-                 "it sees us (or give it with --announce)");
-    else if (!node->is_announced)
-        log_warn("node: %s loopback in a swarm that is not: nothing is published; use another "
-                 "--%s",
-                 node->announce.wish != NULL ? "announces" : "listens on",
-                 node->announce.wish != NULL ? "announce" : "listen, or --announce");
+    config.endpoint_count = node_announce_first(node, config.endpoints);
     node_announce_tracker(node, config.endpoints, config.endpoint_count);
     rc = handler_new(&config, experts, node->expert_count, &handler, err);
     mem_free(experts);
@@ -286,26 +270,6 @@ static skep_status open_handler(struct skep_node *node, struct skep_error *err)
     node->handler = handler;
     pthread_mutex_unlock(&node->parts);
     return rc;
-}
-
-size_t node_announce(struct skep_node *node)
-{
-    struct endpoint endpoints[ANNOUNCE_MAX];
-    size_t count = swarm_peer_count(node->swarm) == 0
-                       ? 0 /* nobody to have told */
-                       : announce_pick(&node->announce, ask_peers, node->swarm, endpoints);
-    char text[ENDPOINT_TEXT_BYTES];
-
-    if (count == 0)
-        return 0;
-    if (!node->is_announced)
-        log_info("node: other peers see us at %s", endpoint_format(&endpoints[0], text));
-    node->is_announced = true;
-    handler_set_endpoints(node->handler, endpoints, count);
-    if (node->reach != NULL)
-        reach_announce(node->reach, endpoints, count);
-    node_announce_tracker(node, endpoints, count);
-    return count;
 }
 
 static skep_status open_reach(struct skep_node *node, struct skep_error *err)
@@ -321,14 +285,12 @@ static skep_status open_reach(struct skep_node *node, struct skep_error *err)
         .dht_port = node->dht_port,
         .joins = s->initial_peer_count > 0,
     };
-    struct endpoint endpoints[ANNOUNCE_MAX];
     struct reach *reach = NULL;
     skep_status rc;
 
     if (node->swarm == NULL)
         return SKEP_OK;
-    rc = reach_new(&config, endpoints,
-                   announce_pick(&node->announce, ask_peers, node->swarm, endpoints), &reach, err);
+    rc = reach_new(&config, node->announced, node->announced_count, &reach, err);
     pthread_mutex_lock(&node->parts);
     node->reach = reach;
     pthread_mutex_unlock(&node->parts);
@@ -393,6 +355,7 @@ skep_status node_bring_up(struct skep_node *node, struct skep_error *err)
     if (rc != SKEP_OK)
         return rc;
     set_facts(node);
+    own_addresses_init(&node->own_addresses);
     rc = node_open_tracking(node, features(&node->settings), err);
     if (rc == SKEP_OK)
         rc = open_handler(node, err);

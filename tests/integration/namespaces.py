@@ -160,6 +160,42 @@ class Firewall:
         self.priority = 10
 
 
+class OwnHosts:
+    """A mount namespace with an /etc/hosts of its own, for who runs `inside` it. `lines`: of that
+    file."""
+
+    def __init__(self, folder, lines):
+        path = os.path.join(folder, "hosts")
+        with open(path, "w") as file:
+            file.write("".join(line + "\n" for line in lines))
+        self.holder = subprocess.Popen(["unshare", "--mount", "cat"], stdin=subprocess.PIPE,
+                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.inside = ["nsenter", "--mount=/proc/%d/ns/mnt" % self.holder.pid]
+        try:
+            own = os.readlink("/proc/self/ns/mnt")
+
+            def is_apart():
+                assert self.holder.poll() is None, "unshare --mount is not allowed"
+                return os.readlink("/proc/%d/ns/mnt" % self.holder.pid) != own
+            until(is_apart, 30, "a mount namespace of its own", pause=0.01)
+            subprocess.run(self.inside + ["mount", "--bind", path, "/etc/hosts"], check=True,
+                           stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self):
+        self.holder.stdin.close()
+        self.holder.kill()
+        self.holder.wait()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
 class SmallDisk:
     """A file system of a few KiB on a folder, for who runs `inside` a mount namespace of its own."""
 

@@ -358,13 +358,15 @@ def find(peers, *uids, extra=(), seconds=15, inside=()):
     return {a["uid"]: a["providers"] for a in answers}
 
 
-def until_found(peers, uid, node, seconds=30, **more):
-    """Waits until the freshest provider of a UID is this node at its own endpoint."""
+def until_found(peers, uid, node, seconds=30, at=None, **more):
+    """Waits until the freshest provider of a UID is this node at its own endpoint, or `at`."""
+    at = at or node.endpoint
+
     def first():
         providers = find(peers, uid, **more)[uid]
         return providers and (providers[0]["peer_id"], providers[0]["endpoint"]) == (
-            node.facts["peer_id"], node.endpoint)
-    until(first, seconds, "%s is found at %s" % (uid, node.endpoint))
+            node.facts["peer_id"], at)
+    until(first, seconds, "%s is found at %s" % (uid, at))
 
 
 def is_named(peers, uid, node):

@@ -95,6 +95,34 @@ def case_an_address_that_is_wrong_costs_the_deadline_only():
         assert node.alive()
 
 
+def case_an_address_that_changes_is_announced_anew():
+    """Behind a wildcard: its address is taken away and another one added."""
+    with Network() as net, Swarm() as swarm:
+        bootstrap = swarm.bootstrap(listen="0.0.0.0:*", inside=net.a.inside)
+        node = swarm.node("node", ["ffn.0.0"], [bootstrap.peer], "--update-period", "2",
+                          listen="0.0.0.0:*", inside=net.b.inside)
+        fixed = swarm.node("fixed", ["ffn.1.0"], [bootstrap.peer], listen="10.9.0.2:*",
+                           inside=net.b.inside)
+
+        def endpoints():
+            return [p["endpoint"] for p in find(bootstrap.peer, "ffn.0.0", inside=net.a.inside)[
+                "ffn.0.0"]]
+        until(lambda: endpoints() == ["10.9.0.2:%d" % node.port], 30, "the node is found")
+        net.b.ip("address", "delete", "10.9.0.2/24", "dev", "wire")
+        net.b.ip("address", "add", "10.9.0.3/24", "dev", "wire")
+        # Two periods, and the time that a look takes.
+        until(lambda: endpoints() == ["10.9.0.3:%d" % node.port], 4 + 2, "at the new address")
+        node.wait_log("announces 10.9.0.3:%d instead of 10.9.0.2:%d: the addresses of this machine "
+                      "have changed" % (node.port, node.port), 1)
+        call("ffn.0.0", *tensors(swarm), peers=bootstrap.peer, inside=net.a.inside)
+        fixed.wait_log("%s, where calls are served, is no longer an address" % fixed.endpoint, 5)
+        # Back again: what peers have seen in the past counts once more.
+        net.b.ip("address", "delete", "10.9.0.3/24", "dev", "wire")
+        net.b.ip("address", "add", "10.9.0.2/24", "dev", "wire")
+        until(lambda: endpoints() == ["10.9.0.2:%d" % node.port], 4 + 2, "at the first address")
+        fixed.wait_log("%s is an address of this machine again" % fixed.endpoint, 5)
+
+
 def case_an_outage_heals():
     """B32 b: the wire is cut until the node finds itself alone, and mended."""
     with Network() as net, Swarm() as swarm:

@@ -168,8 +168,11 @@ def case_neighbours_are_asked_on_loopback_only():
 
 
 def case_nothing_to_announce():
-    """A wildcard says nothing of an address, and who joins by loopback cannot tell one either."""
+    """A wildcard says nothing of an address, and who joins by loopback cannot tell one either; nor
+    has the machine another one."""
     with Network() as net, Swarm() as swarm:
+        net.a.ip("link", "set", "wire", "down")
+        net.a.ip("address", "flush", "dev", "wire")
         first = swarm.node("first", ["ffn.0"], [], listen="0.0.0.0:*", inside=net.a.inside)
         swarm.node("second", ["ffn.1"], ["127.0.0.1:%d" % first.facts["dht_port"]],
                    listen="0.0.0.0:*", inside=net.a.inside)

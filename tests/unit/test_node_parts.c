@@ -12,6 +12,7 @@
 #include "base/tensor.h"
 #include "node/announce.h"
 #include "node/memory.h"
+#include "node/own_address.h"
 #include "node/pattern.h"
 #include "node/settings.h"
 
@@ -305,9 +306,75 @@ static void seeds_differ_by_uid_and_repeat(void **state)
     assert_true(skep_expert_seed(7, "ffn.1") != skep_expert_seed(8, "ffn.1"));
 }
 
+/* --- the machine's addresses --------------------------------------------------------------- */
+
+static size_t addresses_of(const char *const *hosts, struct address *out)
+{
+    size_t count = 0;
+
+    for (; hosts[count] != NULL; count++) {
+        struct endpoint e = {.port = 0};
+        snprintf(e.host, sizeof(e.host), "%s", hosts[count]);
+        assert_true(endpoint_to_address(&e, &out[count]));
+    }
+    return count;
+}
+
+static bool take(struct own_addresses *own, const char *const *hosts)
+{
+    struct address list[OWN_ADDRESSES_MAX];
+
+    return own_addresses_take(own, list, addresses_of(hosts, list));
+}
+
+static bool lost(const struct own_addresses *own, const char *text)
+{
+    const struct endpoint e = endpoint_of(text);
+
+    return own_addresses_lost(own, &e);
+}
+
+static void addresses_that_have_gone_are_known(void **state)
+{
+    (void)state;
+    struct own_addresses own = {.fd = -1};
+
+    assert_true(take(&own, (const char *const[]){"127.0.0.1", "192.0.2.7", "2001:db8::7", NULL}));
+    assert_false(take(&own, (const char *const[]){"2001:db8::7", "127.0.0.1", "192.0.2.7", NULL}));
+    assert_false(lost(&own, "192.0.2.7:1"));
+    /* One in the place of another: as many as before. */
+    assert_true(take(&own, (const char *const[]){"127.0.0.1", "192.0.2.8", "2001:db8::7", NULL}));
+    assert_true(lost(&own, "192.0.2.7:1"));
+    assert_false(lost(&own, "192.0.2.8:1"));
+    assert_false(lost(&own, "192.0.2.9:1")); /* never had */
+    assert_false(lost(&own, "node.example:1"));
+    /* It comes back. */
+    assert_true(take(&own, (const char *const[]){"127.0.0.1", "192.0.2.7", NULL}));
+    assert_false(lost(&own, "192.0.2.7:1"));
+    assert_true(lost(&own, "192.0.2.8:1"));
+    assert_true(lost(&own, "[2001:db8::7]:1"));
+}
+
+static void the_oldest_of_many_that_have_gone_is_forgotten(void **state)
+{
+    (void)state;
+    struct own_addresses own = {.fd = -1};
+    char text[32];
+
+    for (int i = 0; i < OWN_ADDRESSES_GONE_MAX + 2; i++) { /* one has not gone */
+        snprintf(text, sizeof(text), "192.0.2.%d", i);
+        assert_true(take(&own, (const char *const[]){text, NULL}));
+    }
+    assert_false(lost(&own, "192.0.2.0:1"));
+    assert_true(lost(&own, "192.0.2.1:1"));
+    assert_int_equal(own.gone_count, OWN_ADDRESSES_GONE_MAX);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(addresses_that_have_gone_are_known),
+        cmocka_unit_test(the_oldest_of_many_that_have_gone_is_forgotten),
         cmocka_unit_test(endpoint_announced_follows_the_rule),
         cmocka_unit_test(unusable_addresses_seen_by_others_are_not_announced),
         cmocka_unit_test(last_free_uids_are_found_without_repetition),
