@@ -296,6 +296,10 @@ skep_status bench_cipher_echo(enum noise_cipher cipher, size_t bytes, size_t war
         else if (i >= warmup && !bench_samples_add(samples, bench_now_ns() - start))
             rc = error_no_memory(err, "samples", rounds * sizeof(uint64_t));
     }
+    noise_channel_wipe(&there.send);
+    noise_channel_wipe(&there.receive);
+    noise_channel_wipe(&back.send);
+    noise_channel_wipe(&back.receive);
     mem_free(buffer);
     return rc;
 }

@@ -28,23 +28,29 @@ enum {
 /* Whether this CPU can do AES-GCM with libsodium. */
 bool noise_cipher_available(enum noise_cipher cipher);
 
-/* One direction of a secured channel. */
+struct bulk_aead;
+
+/* One direction of a secured channel. It is not copied once it has carried a message. */
 struct noise_channel {
     enum noise_cipher cipher;
     bool has_key;
     uint8_t key[32];
     uint64_t nonce;                      /* of the next message */
     _Alignas(16) uint8_t aes_state[512]; /* libsodium's expanded key, for AESGCM */
+    struct bulk_aead *bulk;              /* owned; NULL until the first large message */
+    bool bulk_failed;                    /* libcrypto is of no use: libsodium does all messages */
 };
 
-/* Starts a direction at nonce 0. The cipher must be available. noise_handshake_split() does this
- * for connections; on its own it serves benchmarks and tests. */
+/* Starts a direction at nonce 0 in memory that holds no channel yet (or a wiped one). The cipher
+ * must be available. noise_handshake_split() does this for connections; on its own it serves
+ * benchmarks and tests. End it with noise_channel_wipe(). */
 void noise_channel_init(struct noise_channel *channel, enum noise_cipher cipher,
                         const uint8_t key[static 32]);
 /*
  * Encrypts `len` bytes into out (len + NOISE_TAG_BYTES); out may be plain itself.
  * @return SKEP_RESOURCE_EXHAUSTED when the nonce is used up (2^64 - 1 messages);
- *         SKEP_FAILED_PRECONDITION if the channel has no key (zeroed or wiped).
+ *         SKEP_FAILED_PRECONDITION if the channel has no key (zeroed or wiped); SKEP_INTERNAL if
+ * the cipher's library fails: `out` holds nothing to send then, and the connection must end.
  */
 SKEP_MUST_CHECK skep_status noise_channel_encrypt(struct noise_channel *channel,
                                                   const uint8_t *plain, size_t len, uint8_t *out);
@@ -56,6 +62,7 @@ SKEP_MUST_CHECK skep_status noise_channel_encrypt(struct noise_channel *channel,
  */
 SKEP_MUST_CHECK skep_status noise_channel_decrypt(struct noise_channel *channel,
                                                   const uint8_t *sealed, size_t len, uint8_t *out);
+/* Frees and zeroes; NULL and a zeroed channel are allowed. */
 void noise_channel_wipe(struct noise_channel *channel);
 
 struct noise_handshake; /* owned: noise_handshake_free() */

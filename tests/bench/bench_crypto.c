@@ -103,7 +103,7 @@ static void measure(struct bench *b, const char *name)
 
 int main(void)
 {
-    static const size_t sizes[] = {20, 256, 4096, 16384, MAX_PLAIN};
+    static const size_t sizes[] = {20, 256, 1024, 2048, 4096, 16384, MAX_PLAIN};
     static struct bench b;
     uint8_t key[32];
 
@@ -123,6 +123,8 @@ int main(void)
             b.len = sizes[i];
             measure(&b, cipher == NOISE_AESGCM ? "AESGCM" : "ChaChaPoly");
         }
+        noise_channel_wipe(&b.send);
+        noise_channel_wipe(&b.receive);
     }
     return 0;
 }

@@ -198,6 +198,8 @@ static void run_bare(enum noise_cipher cipher, size_t bytes, size_t message, dou
            cipher == NOISE_AESGCM ? "AESGCM" : "ChaChaPoly", bytes,
            (double)calls / (double)(now - begin) * 1e6, (double)(now - begin) / (double)calls,
            (double)calls * (double)bytes / (double)(now - begin) / 1e3);
+    noise_channel_wipe(&out);
+    noise_channel_wipe(&in);
     mem_free(plain);
     mem_free(sealed);
 }

@@ -1,9 +1,12 @@
 /* Transport ciphers: in place and apart, sizes, tampering, order, the end of the nonces. */
 #include "unit.h"
 
+#include <sodium.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "base/alloc.h"
+#include "crypto/bulk_aead.h"
 #include "crypto/identity.h"
 #include "crypto/noise.h"
 #include "noise_pair.h"
@@ -23,6 +26,12 @@ static struct channel_pair channels(enum noise_cipher cipher)
     noise_channel_init(&pair.send, cipher, pair_key(0x61, key));
     noise_channel_init(&pair.receive, cipher, key);
     return pair;
+}
+
+static void end_channels(struct channel_pair *pair)
+{
+    noise_channel_wipe(&pair->send);
+    noise_channel_wipe(&pair->receive);
 }
 
 static void on_each_cipher(void (*check)(enum noise_cipher cipher))
@@ -58,12 +67,136 @@ static void check_sizes(enum noise_cipher cipher)
     }
     assert_int_equal(apart.send.nonce, sizeof(sizes) / sizeof(sizes[0]));
     assert_int_equal(apart.receive.nonce, apart.send.nonce);
+    end_channels(&apart);
+    end_channels(&within);
 }
 
 static void all_sizes_pass_in_place_and_apart(void **state)
 {
     (void)state;
     on_each_cipher(check_sizes);
+}
+
+/* What libsodium makes of the same message under nonce 0: the reference for every size. */
+static void seal_by_libsodium(enum noise_cipher cipher, const uint8_t *plain, size_t n,
+                              uint8_t *sealed)
+{
+    static const uint8_t nonce[12];
+    uint8_t key[32];
+
+    pair_key(0x61, key);
+    if (cipher == NOISE_AESGCM)
+        crypto_aead_aes256gcm_encrypt(sealed, NULL, plain, n, NULL, 0, NULL, nonce, key);
+    else
+        crypto_aead_chacha20poly1305_ietf_encrypt(sealed, NULL, plain, n, NULL, 0, NULL, nonce,
+                                                  key);
+}
+
+static void check_bytes_of_both_libraries(enum noise_cipher cipher)
+{
+    static uint8_t plain[MAX_PLAIN], sealed[NOISE_MAX_MESSAGE], reference[NOISE_MAX_MESSAGE];
+    static const size_t sizes[] = {BULK_AEAD_MIN_BYTES - 1, BULK_AEAD_MIN_BYTES,
+                                   BULK_AEAD_MIN_BYTES + 1, 4099, MAX_PLAIN};
+
+    randombytes_buf(plain, sizeof(plain));
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        size_t n = sizes[i];
+        struct channel_pair pair = channels(cipher);
+
+        assert_int_equal(noise_channel_encrypt(&pair.send, plain, n, sealed), SKEP_OK);
+        assert_int_equal(pair.send.bulk != NULL, n >= BULK_AEAD_MIN_BYTES);
+        seal_by_libsodium(cipher, plain, n, reference);
+        assert_memory_equal(sealed, reference, n + NOISE_TAG_BYTES);
+        assert_int_equal(
+            noise_channel_decrypt(&pair.receive, reference, n + NOISE_TAG_BYTES, reference),
+            SKEP_OK);
+        assert_memory_equal(reference, plain, n);
+        end_channels(&pair);
+    }
+}
+
+static void both_libraries_make_the_same_bytes(void **state)
+{
+    (void)state;
+    on_each_cipher(check_bytes_of_both_libraries);
+}
+
+/* libcrypto decrypts before it verifies: what it wrote must not stay. */
+static void check_large_tampering(enum noise_cipher cipher)
+{
+    enum { SIZE = 5000 };
+    static uint8_t plain[SIZE], sealed[SIZE + NOISE_TAG_BYTES], out[SIZE + 1], zero[SIZE];
+    static const size_t flipped[] = {0, SIZE / 2, SIZE - 1, SIZE, SIZE + NOISE_TAG_BYTES - 1};
+    struct channel_pair pair = channels(cipher);
+
+    randombytes_buf(plain, sizeof(plain));
+    assert_int_equal(noise_channel_encrypt(&pair.send, plain, SIZE, sealed), SKEP_OK);
+    for (size_t i = 0; i < sizeof(flipped) / sizeof(flipped[0]); i++) {
+        sealed[flipped[i]] ^= 1;
+        memset(out, 0xee, sizeof(out));
+        assert_int_equal(noise_channel_decrypt(&pair.receive, sealed, sizeof(sealed), out),
+                         SKEP_DATA_LOSS);
+        assert_memory_equal(out, zero, SIZE);
+        assert_int_equal(out[SIZE], 0xee);
+        assert_int_equal(pair.receive.nonce, 0);
+        sealed[flipped[i]] ^= 1;
+    }
+    assert_int_equal(noise_channel_decrypt(&pair.receive, sealed, sizeof(sealed) - 1, out),
+                     SKEP_DATA_LOSS);
+    /* The failures moved nothing: the true message still opens. */
+    assert_int_equal(noise_channel_decrypt(&pair.receive, sealed, sizeof(sealed), out), SKEP_OK);
+    assert_memory_equal(out, plain, SIZE);
+    end_channels(&pair);
+}
+
+static void a_large_message_that_fails_leaves_no_plaintext(void **state)
+{
+    (void)state;
+    on_each_cipher(check_large_tampering);
+}
+
+/* Messages of both kinds share one nonce counter. */
+static void check_mixed_order(enum noise_cipher cipher)
+{
+    static uint8_t plain[4096], sealed[4096 + NOISE_TAG_BYTES];
+    struct channel_pair pair = channels(cipher);
+
+    for (int i = 0; i < 6; i++) {
+        size_t n = i % 2 == 0 ? 20 : sizeof(plain);
+        memset(plain, i, sizeof(plain));
+        assert_int_equal(noise_channel_encrypt(&pair.send, plain, n, sealed), SKEP_OK);
+        assert_int_equal(noise_channel_decrypt(&pair.receive, sealed, n + NOISE_TAG_BYTES, sealed),
+                         SKEP_OK);
+        assert_memory_equal(sealed, plain, n);
+        assert_int_equal(pair.receive.nonce, i + 1);
+    }
+    end_channels(&pair);
+}
+
+static void small_and_large_messages_share_the_nonces(void **state)
+{
+    (void)state;
+    on_each_cipher(check_mixed_order);
+}
+
+static void check_without_memory_for_bulk(enum noise_cipher cipher)
+{
+    static uint8_t plain[4096], sealed[4096 + NOISE_TAG_BYTES];
+    struct channel_pair pair = channels(cipher);
+
+    mem_fail_at(1);
+    assert_int_equal(noise_channel_encrypt(&pair.send, plain, sizeof(plain), sealed), SKEP_OK);
+    mem_fail_at(0);
+    assert_null(pair.send.bulk);
+    assert_int_equal(noise_channel_decrypt(&pair.receive, sealed, sizeof(sealed), sealed), SKEP_OK);
+    assert_memory_equal(sealed, plain, sizeof(plain));
+    end_channels(&pair);
+}
+
+static void without_memory_for_libcrypto_libsodium_goes_on(void **state)
+{
+    (void)state;
+    on_each_cipher(check_without_memory_for_bulk);
 }
 
 static void check_writes_no_further(enum noise_cipher cipher)
@@ -197,6 +330,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_sizes_pass_in_place_and_apart),
+        cmocka_unit_test(both_libraries_make_the_same_bytes),
+        cmocka_unit_test(a_large_message_that_fails_leaves_no_plaintext),
+        cmocka_unit_test(small_and_large_messages_share_the_nonces),
+        cmocka_unit_test(without_memory_for_libcrypto_libsodium_goes_on),
         cmocka_unit_test(nothing_is_written_past_the_stated_size),
         cmocka_unit_test(truncated_extended_and_flipped_messages_are_refused),
         cmocka_unit_test(replayed_dropped_and_reordered_messages_are_refused),
