@@ -25,10 +25,11 @@ enum {
 
 static void on_poll(uv_poll_t *handle, int status, int events);
 static void run_dirty(struct loop_hook *hook);
+static enum loop_poll poll_latest(struct loop_hook *hook);
 
 skep_status conn_group_init(struct conn_group *group, struct loop *loop, struct skep_error *err)
 {
-    *group = (struct conn_group){.loop = loop, .hook.run = run_dirty};
+    *group = (struct conn_group){.loop = loop, .hook = {.run = run_dirty, .poll = poll_latest}};
     group->scratch = mem_alloc(CONN_SCRATCH_BYTES);
     if (group->scratch == NULL) {
         group->loop = NULL;
@@ -114,8 +115,13 @@ static void fail_errno(struct conn *conn, const char *doing, int error_number)
 
 /* Reading */
 
-/* Returns whether more may be there. */
-static bool read_once(struct conn *conn)
+enum read_result {
+    READ_NOTHING, /* there is nothing at present, or never will be */
+    READ_ALL,     /* all that was there */
+    READ_PART,    /* more may be there */
+};
+
+static enum read_result read_once(struct conn *conn)
 {
     uint8_t *data;
     size_t cap;
@@ -127,24 +133,41 @@ static bool read_once(struct conn *conn)
         count(&conn->group->bytes_in, (uint64_t)n);
         if (session_received(conn->session, (size_t)n, clock_mono_us(), &err) != SKEP_OK)
             conn_fail(conn, &err);
-        return !conn->failed && (size_t)n == cap;
+        conn->group->latest = conn;
+        return !conn->failed && (size_t)n == cap ? READ_PART : READ_ALL;
     }
     if (n == 0) {
         error_set(&err, SKEP_UNAVAILABLE, "connection lost: the peer closed it");
         conn_fail(conn, &err);
     } else if (errno == EINTR) {
-        return true;
+        return READ_PART;
     } else if (errno != EAGAIN) {
         fail_errno(conn, "receiving", errno);
     }
-    return false;
+    return READ_NOTHING;
 }
 
 static void read_some(struct conn *conn)
 {
     for (int i = 0; i < MAX_READS_PER_TURN; i++)
-        if (!read_once(conn))
+        if (read_once(conn) != READ_PART)
             return;
+}
+
+/* Whoever was served last is the likeliest to send next. A connection that has bytes to send waits
+ * for its socket, which only the loop's poll can see. */
+static enum loop_poll poll_latest(struct loop_hook *hook)
+{
+    struct conn_group *group =
+        (struct conn_group *)((char *)hook - offsetof(struct conn_group, hook));
+    struct conn *conn = group->latest;
+
+    if (conn == NULL || conn->failed || conn->watching != UV_READABLE)
+        return LOOP_POLL_IDLE;
+    if (read_once(conn) == READ_NOTHING && !conn->failed)
+        return LOOP_POLL_EMPTY;
+    conn_touch(conn);
+    return LOOP_POLL_DONE;
 }
 
 /* The socket is broken: what came before that is still worth having (a reply, a reason). */
@@ -153,7 +176,7 @@ static void read_rest(struct conn *conn)
     conn->watching = 0; /* libuv has stopped watching by itself */
     if (conn->session != NULL)
         while (!conn->failed)
-            if (!read_once(conn) && !conn->failed)
+            if (read_once(conn) != READ_PART && !conn->failed)
                 break;
     if (!conn->failed) {
         int error_number = 0;
@@ -499,6 +522,8 @@ void conn_close(struct conn *conn, const struct skep_error *why)
         return;
     unlink_dirty(conn);
     conn->closing = true;
+    if (conn->group->latest == conn)
+        conn->group->latest = NULL;
     if (conn->session != NULL) {
         session_free(conn->session, why);
         conn->session = NULL;

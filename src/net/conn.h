@@ -25,6 +25,7 @@ struct conn;
 struct conn_group {
     struct loop *loop;
     struct loop_hook hook;
+    struct conn *latest;      /* borrowed: received last, polled before a sleep; may be NULL */
     struct linked_list dirty; /* have something to send, to re-time or to end */
     uint8_t *scratch;         /* CONN_SCRATCH_BYTES, for building what is sent */
     /* Only the loop's thread writes these; any thread reads. */

@@ -2,15 +2,23 @@
 #include "net/loop.h"
 
 #include <assert.h>
+#include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stddef.h>
 
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/thread.h"
 
 /* Jobs may post jobs. After so many rounds the loop looks at its sockets before it goes on. */
 enum { MAX_JOB_ROUNDS = 4 };
+
+enum {
+    SHORT_SLEEPS = 4,   /* so many in a row make the loop poll before it sleeps */
+    MAX_SPIN_US = 1000, /* then its other sockets and its timers have their turn */
+};
 
 struct loop {
     uv_loop_t uv;
@@ -20,6 +28,9 @@ struct loop {
     struct thread thread;
     struct loop_hook *hooks; /* the loop's thread only */
     bool awake;              /* the same: it holds `turn` */
+    bool may_spin;           /* set once: whoever is waited for has a CPU of its own */
+    int short_sleeps;        /* the loop's thread only: in a row, at most SHORT_SLEEPS */
+    uint64_t idle_since_us;  /* the same: when the loop had nothing left to do */
 
     /* Held by the loop's thread while it is awake, by another one that has borrowed the loop. Taken
      * before `lock`. It guards what belongs to the loop: the state of those that use it. */
@@ -158,16 +169,71 @@ static void close_own_handles(struct loop *loop)
     uv_close((uv_handle_t *)&loop->after_sleep, NULL);
 }
 
-static void on_before_sleep(uv_prepare_t *handle)
+static void run_rounds(struct loop *loop)
 {
-    struct loop *loop = handle->data;
-
     for (int round = 0; round < MAX_JOB_ROUNDS; round++) {
         bool ran = run_jobs(loop);
         run_hooks(loop);
         if (!ran)
             break;
     }
+}
+
+static bool has_jobs(struct loop *loop)
+{
+    pthread_mutex_lock(&loop->lock);
+    bool has = loop->first != NULL;
+    pthread_mutex_unlock(&loop->lock);
+    return has;
+}
+
+static enum loop_poll poll_hooks(struct loop *loop)
+{
+    enum loop_poll best = LOOP_POLL_IDLE;
+
+    for (struct loop_hook *hook = loop->hooks; hook != NULL; hook = hook->next) {
+        enum loop_poll found = hook->poll != NULL ? hook->poll(hook) : LOOP_POLL_IDLE;
+        if (found > best)
+            best = found;
+    }
+    return best;
+}
+
+/* Whether libuv's own poll would find something: another socket, a wake-up. */
+static bool others_ready(struct loop *loop)
+{
+    struct pollfd backend = {.fd = uv_backend_fd(&loop->uv), .events = POLLIN};
+
+    return poll(&backend, 1, 0) != 0;
+}
+
+/* Polls instead of sleeping. Every job and message that comes prolongs it, up to MAX_SPIN_US. */
+static void spin(struct loop *loop)
+{
+    uint64_t now = loop->idle_since_us, most = now + MAX_SPIN_US;
+
+    while (now < loop->idle_since_us + LOOP_SPIN_US && now < most) {
+        enum loop_poll found = poll_hooks(loop);
+        if (found == LOOP_POLL_DONE || has_jobs(loop)) {
+            run_rounds(loop);
+            loop->idle_since_us = clock_mono_us();
+        } else if (found == LOOP_POLL_IDLE || others_ready(loop)) {
+            return;
+        } else {
+            sched_yield(); /* another thread may need this CPU to make what is waited for */
+        }
+        now = clock_mono_us();
+    }
+}
+
+static void on_before_sleep(uv_prepare_t *handle)
+{
+    struct loop *loop = handle->data;
+
+    run_rounds(loop);
+    loop->idle_since_us = clock_mono_us();
+    if (loop->may_spin && loop->short_sleeps == SHORT_SLEEPS)
+        spin(loop);
 
     pthread_mutex_lock(&loop->lock);
     bool empty = loop->first == NULL;
@@ -187,6 +253,10 @@ static void on_after_sleep(uv_check_t *handle)
     struct loop *loop = handle->data;
 
     loop_enter(loop);
+    if (clock_mono_us() - loop->idle_since_us > LOOP_SHORT_SLEEP_US)
+        loop->short_sleeps = 0;
+    else if (loop->short_sleeps < SHORT_SLEEPS)
+        loop->short_sleeps++;
 }
 
 static void on_wake(uv_async_t *handle)
@@ -203,6 +273,13 @@ static void run_thread(void *arg)
     uv_run(&loop->uv, UV_RUN_DEFAULT);
     leave(loop);
     current = NULL;
+}
+
+static bool more_than_one_cpu(void)
+{
+    cpu_set_t cpus;
+
+    return sched_getaffinity(0, sizeof(cpus), &cpus) == 0 && CPU_COUNT(&cpus) > 1;
 }
 
 static skep_status init_handles(struct loop *loop, struct skep_error *err)
@@ -238,6 +315,7 @@ skep_status loop_new(const char *thread_name, struct loop **out, struct skep_err
     pthread_mutex_init(&loop->lock, NULL);
     pthread_mutex_init(&loop->turn, NULL);
     loop->end = &loop->first;
+    loop->may_spin = more_than_one_cpu();
     rc = init_handles(loop, err);
     if (rc != SKEP_OK)
         goto fail_loop;

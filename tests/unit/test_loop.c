@@ -1,6 +1,7 @@
 #include "unit.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stddef.h>
 
@@ -214,6 +215,127 @@ static void hooks_run_after_the_jobs_of_a_turn_until_removed(void **state)
     assert_int_equal(h.jobs_seen, 1);
 }
 
+/* Polling before a sleep. The counters belong to the loop's thread. */
+
+struct polled {
+    struct hooked hooked; /* first: hooks are found by it */
+    bool message;         /* what the next poll finds */
+    unsigned runs, polls, runs_after_message;
+};
+
+struct timed_polls {
+    struct polled *of;
+    struct gathered *to;
+    uv_timer_t timer;
+    unsigned fired, polls;
+};
+
+static void count_run(struct loop_hook *hook)
+{
+    struct polled *p = (struct polled *)((char *)hook - offsetof(struct hooked, hook));
+
+    p->runs++;
+}
+
+static enum loop_poll find_message(struct loop_hook *hook)
+{
+    struct polled *p = (struct polled *)((char *)hook - offsetof(struct hooked, hook));
+
+    p->polls++;
+    if (!p->message)
+        return LOOP_POLL_EMPTY;
+    p->message = false;
+    p->runs_after_message = p->runs + 1;
+    return LOOP_POLL_DONE;
+}
+
+static void send_message(void *arg)
+{
+    ((struct polled *)arg)->message = true;
+}
+
+struct polled_seen {
+    struct polled *of;
+    unsigned runs, polls, runs_after_message;
+};
+
+static void look(void *arg)
+{
+    struct polled_seen *seen = arg;
+
+    seen->runs = seen->of->runs;
+    seen->polls = seen->of->polls;
+    seen->runs_after_message = seen->of->runs_after_message;
+}
+
+static void short_sleeps_make_the_loop_poll_its_hooks(void **state)
+{
+    (void)state;
+    struct polled p = {.hooked.hook = {.run = count_run, .poll = find_message}};
+    struct polled_seen seen = {.of = &p};
+    uint64_t deadline = clock_deadline_us(20000);
+    cpu_set_t cpus;
+
+    if (sched_getaffinity(0, sizeof(cpus), &cpus) != 0 || CPU_COUNT(&cpus) < 2)
+        skip(); /* one CPU: polling would keep it from whoever is waited for */
+    assert_int_equal(loop_new("test-loop", &p.hooked.loop, NULL), SKEP_OK);
+    loop_call(p.hooked.loop, add_hook, &p.hooked);
+    /* Each call follows at once upon the one before: the loop sleeps shortly or not at all. */
+    do
+        loop_call(p.hooked.loop, look, &seen);
+    while (seen.polls == 0 && clock_left_ms(deadline) > 0);
+    assert_true(seen.polls > 0);
+    loop_call(p.hooked.loop, send_message, &p);
+    do
+        loop_call(p.hooked.loop, look, &seen);
+    while (seen.runs_after_message == 0 && clock_left_ms(deadline) > 0);
+    assert_true(seen.runs_after_message > 0);
+    assert_true(seen.runs >= seen.runs_after_message); /* what came was dealt with and sent */
+    loop_call(p.hooked.loop, remove_hook, &p.hooked);
+    loop_free(p.hooked.loop);
+}
+
+static void repeat_timer(uv_timer_t *timer)
+{
+    struct timed_polls *t = timer->data;
+
+    t->polls = t->of->polls;
+    if (++t->fired < 8)
+        return;
+    uv_close((uv_handle_t *)timer, NULL);
+    pthread_mutex_lock(&t->to->lock);
+    t->to->ran++;
+    pthread_cond_broadcast(&t->to->changed);
+    pthread_mutex_unlock(&t->to->lock);
+}
+
+static void start_repeating(void *arg)
+{
+    struct timed_polls *t = arg;
+
+    uv_timer_init(loop_uv(t->of->hooked.loop), &t->timer);
+    t->timer.data = t;
+    uv_timer_start(&t->timer, repeat_timer, 5, 5);
+}
+
+static void a_loop_that_sleeps_long_does_not_poll(void **state)
+{
+    (void)state;
+    struct gathered g;
+    struct polled p = {.hooked.hook = {.run = count_run, .poll = find_message}};
+    struct timed_polls t = {.of = &p, .to = &g};
+
+    assert_int_equal(loop_new("test-loop", &p.hooked.loop, NULL), SKEP_OK);
+    gathered_init(&g, p.hooked.loop);
+    loop_call(p.hooked.loop, add_hook, &p.hooked);
+    loop_call(p.hooked.loop, start_repeating, &t);
+    assert_true(wait_for(&g, 1));
+    assert_int_equal(t.polls, 0);
+    loop_call(p.hooked.loop, remove_hook, &p.hooked);
+    loop_free(p.hooked.loop);
+    gathered_fini(&g);
+}
+
 struct timed {
     struct loop *loop;
     uv_timer_t timer;
@@ -369,6 +491,8 @@ int main(void)
         cmocka_unit_test(call_returns_after_the_function_has_run),
         cmocka_unit_test(jobs_that_post_jobs_all_run_before_the_loop_is_freed),
         cmocka_unit_test(hooks_run_after_the_jobs_of_a_turn_until_removed),
+        cmocka_unit_test(short_sleeps_make_the_loop_poll_its_hooks),
+        cmocka_unit_test(a_loop_that_sleeps_long_does_not_poll),
         cmocka_unit_test(timers_of_the_loop_fire),
         cmocka_unit_test(borrower_and_loop_exclude_each_other),
         cmocka_unit_test(busy_loop_cannot_be_borrowed),
