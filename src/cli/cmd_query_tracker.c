@@ -305,6 +305,14 @@ static int show_summary(const struct options *o, const struct endpoint *tracker,
     return ok ? CLI_DONE : CLI_FAILED;
 }
 
+/* Whether somebody offers something under a key, now or when it comes back; a key that was only
+ * ever asked for, as a misspelt one, is no help. */
+static bool is_offered(const json_t *summary, const char *key, const json_t *queue)
+{
+    return json_integer_value(json_object_get(queue, "free")) > 0 ||
+           count_servers(json_object_get(summary, "server_info"), key, strlen(key)) > 0;
+}
+
 /* Nothing came: a name that is spelled otherwise looks like an endless wait, so the names are told.
  */
 static void add_keys(const struct endpoint *tracker, const char *wanted, uint64_t deadline_us,
@@ -314,23 +322,25 @@ static void add_keys(const struct endpoint *tracker, const char *wanted, uint64_
     char all[400] = "";
     json_t *summary, *queue;
     const char *key;
-    size_t shown = 0, len = 0;
+    size_t shown = 0, offered = 0, len = 0;
 
     if (ask_summary(tracker, deadline_us, &summary, NULL) != SKEP_OK)
         return;
     json_object_foreach(json_object_get(summary, "queue_info"), key, queue)
     {
-        if (strcmp(key, wanted) == 0 || shown == KEYS_SHOWN || len + TEXT_QUOTE_BYTES > sizeof(all))
+        if (strcmp(key, wanted) == 0 || !is_offered(summary, key, queue))
+            continue;
+        offered++;
+        if (shown == KEYS_SHOWN || len + TEXT_QUOTE_BYTES > sizeof(all))
             continue;
         len += (size_t)snprintf(all + len, sizeof(all) - len, "%s%s", shown > 0 ? ", " : "",
                                 text_quote(key, strlen(key), quoted));
         shown++;
     }
-    size_t keys = json_object_size(json_object_get(summary, "queue_info"));
     error_set(err, SKEP_DEADLINE_EXCEEDED, "no resource of key %s came free in time; %s%s%s",
               text_quote(wanted, strlen(wanted), quoted),
-              shown > 0 ? "other keys there: " : "the tracker knows no other key", all,
-              keys > shown + 1 ? ", ..." : "");
+              shown > 0 ? "other keys there: " : "no server there offers another key", all,
+              offered > shown ? ", ..." : "");
     json_decref(summary);
 }
 

@@ -176,9 +176,7 @@ static void take_reply(struct tracker_client *client, struct tracker_text messag
         client_fail_with(client, SKEP_DATA_LOSS, "an answer that was not asked for");
         return;
     }
-    json_t *reply = tracker_json_parse(message, false, &err);
-    if (reply == NULL)
-        reply = tracker_json_parse(message, true, &err);
+    json_t *reply = tracker_json_parse(message, &err);
     if (reply == NULL) {
         client_fail_with(client, SKEP_DATA_LOSS, err.message);
         return;

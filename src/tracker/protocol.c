@@ -1,11 +1,15 @@
 /* Cutting the stream into messages, and what requests mean. Writing is in protocol_write.c. */
 #include "tracker/protocol.h"
 
+#include <errno.h>
 #include <limits.h>
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
 #include "base/text.h"
+#include "tracker/protocol_numbers.h"
 
 enum { PREFIX_BYTES = 4 }; /* the magic, and each length */
 
@@ -111,11 +115,10 @@ void tracker_input_free(struct tracker_input *in)
 
 /* ---- JSON ---- */
 
-static json_t *load(struct tracker_text message, size_t max_depth, bool int_as_real,
-                    enum json_error_code *code, struct skep_error *err)
+static json_t *load(struct tracker_text message, size_t max_depth, enum json_error_code *code,
+                    struct skep_error *err)
 {
     json_error_t why;
-    size_t flags = JSON_ALLOW_NUL | JSON_DECODE_ANY;
     char quoted[TEXT_QUOTE_BYTES];
 
     *code = json_error_unknown;
@@ -123,9 +126,7 @@ static json_t *load(struct tracker_text message, size_t max_depth, bool int_as_r
         error_set(err, SKEP_DATA_LOSS, "JSON nested deeper than %zu", max_depth);
         return NULL;
     }
-    if (int_as_real)
-        flags |= JSON_DECODE_INT_AS_REAL;
-    json_t *root = json_loadb(message.data, message.len, flags, &why);
+    json_t *root = json_loadb(message.data, message.len, JSON_ALLOW_NUL | JSON_DECODE_ANY, &why);
     if (root != NULL)
         return root;
     *code = json_error_code(&why);
@@ -152,24 +153,27 @@ static void replace_nul(char *json, size_t len)
     }
 }
 
-json_t *tracker_json_parse(struct tracker_text message, bool int_as_real, struct skep_error *err)
+json_t *tracker_json_parse(struct tracker_text message, struct skep_error *err)
 {
     enum json_error_code code;
-    json_t *root = load(message, TRACKER_MAX_REPLY_DEPTH, int_as_real, &code, err);
+    struct bytes soft = {0};
+    json_t *root = load(message, TRACKER_MAX_REPLY_DEPTH, &code, err);
 
-    /* jansson has no names of members with NUL, and SUMMARY has keys that clients chose as such:
-     * one of them must not keep us from reading of all others. */
-    if (root == NULL && code == json_error_null_byte_in_key) {
-        struct bytes copy = {0};
-        if (!bytes_append(&copy, message.data, message.len)) {
-            error_no_memory(err, "JSON", message.len);
-            return NULL;
-        }
-        replace_nul((char *)copy.data, copy.len);
-        root = load((struct tracker_text){.data = (const char *)copy.data, .len = copy.len},
-                    TRACKER_MAX_REPLY_DEPTH, int_as_real, &code, err);
-        bytes_free(&copy);
+    if (root != NULL || code == json_error_out_of_memory)
+        return root;
+    /* Stock trackers pass numbers on that jansson has not. Nor has it names of members with NUL,
+     * and SUMMARY has keys that clients chose as such: one must not keep us from reading of all
+     * others.
+     */
+    skep_status rc = tracker_numbers_soften(message, &soft, err);
+    const struct tracker_text softened = {.data = (const char *)soft.data, .len = soft.len};
+    if (rc == SKEP_OK)
+        root = load(softened, TRACKER_MAX_REPLY_DEPTH, &code, err);
+    if (rc == SKEP_OK && root == NULL && code == json_error_null_byte_in_key) {
+        replace_nul((char *)soft.data, soft.len);
+        root = load(softened, TRACKER_MAX_REPLY_DEPTH, &code, err);
     }
+    bytes_free(&soft);
     return root;
 }
 
@@ -218,9 +222,9 @@ static skep_status malformed(struct skep_error *err, const char *what)
 static skep_status read_key(const json_t *value, const char *what, struct tracker_text *out,
                             struct skep_error *err)
 {
-    if (!json_is_string(value))
+    *out = tracker_marked_text(value);
+    if (out->data == NULL)
         return error_set(err, SKEP_DATA_LOSS, "%s is no string", what);
-    *out = tracker_json_text(value);
     if (out->len > TRACKER_MAX_KEY_BYTES)
         return error_set(err, SKEP_DATA_LOSS, "%s has %zu bytes, expected at most %d", what,
                          out->len, TRACKER_MAX_KEY_BYTES);
@@ -247,17 +251,22 @@ static skep_status port_text(struct tracker_text text, uint16_t *out, struct ske
 }
 
 /* A number or, from TVM's C++ server, a string of digits. */
-static skep_status read_port(const struct tracker_request *r, const json_t *value, uint16_t *out,
-                             struct skep_error *err)
+static skep_status read_port(const json_t *value, uint16_t *out, struct skep_error *err)
 {
+    struct tracker_text number;
+    char quoted[TEXT_QUOTE_BYTES];
+
+    if (tracker_number(value, &number))
+        return error_set(err, SKEP_INVALID_ARGUMENT, "port %s, expected 1 to 65535",
+                         text_quote(number.data, number.len, quoted));
     if (json_is_string(value))
-        return port_text(tracker_json_text(value), out, err);
-    if (!json_is_number(value))
+        return port_text(tracker_marked_text(value), out, err);
+    if (!json_is_integer(value))
         return malformed(err, "port is no number");
-    double port = json_number_value(value);
-    if (!(port >= 1 && port <= UINT16_MAX) || (json_is_real(value) && !r->info_int_as_real) ||
-        (double)(uint16_t)port != port)
-        return error_set(err, SKEP_INVALID_ARGUMENT, "port %.17g, expected 1 to 65535", port);
+    json_int_t port = json_integer_value(value);
+    if (port < 1 || port > UINT16_MAX)
+        return error_set(err, SKEP_INVALID_ARGUMENT, "port %lld, expected 1 to 65535",
+                         (long long)port);
     *out = (uint16_t)port;
     return SKEP_OK;
 }
@@ -268,9 +277,9 @@ static skep_status read_address(const json_t *value, struct tracker_text *out,
 {
     if (value == NULL || json_is_null(value))
         return SKEP_OK;
-    if (!json_is_string(value))
+    struct tracker_text text = tracker_marked_text(value);
+    if (text.data == NULL)
         return malformed(err, "address is neither a string nor null");
-    struct tracker_text text = tracker_json_text(value);
     if (text.len > TRACKER_MAX_HOST_BYTES)
         return error_set(err, SKEP_INVALID_ARGUMENT, "address has %zu bytes, expected at most %d",
                          text.len, TRACKER_MAX_HOST_BYTES);
@@ -290,15 +299,43 @@ static skep_status read_put(struct tracker_request *r, struct skep_error *err)
     const json_t *value = json_array_get(r->root, 2);
     skep_status rc = read_key(json_array_get(r->root, 1), "PUT: key", &r->key, err);
 
-    if (rc == SKEP_OK && json_array_size(value) != 2)
+    if (rc == SKEP_OK && json_array_size(value) < 2)
         rc = malformed(err, "PUT: third element is not [port, match key]");
     if (rc == SKEP_OK)
         rc = read_key(json_array_get(value, 1), "PUT: match key", &r->match_key, err);
     if (rc == SKEP_OK)
-        rc = read_port(r, json_array_get(value, 0), &r->port, err);
+        rc = read_port(json_array_get(value, 0), &r->port, err);
     if (rc == SKEP_OK)
         rc = read_address(json_array_get(r->root, 3), &r->address, err);
     return rc;
+}
+
+/* What Python compares as a number: true is 1, false is 0, and any number does. */
+static bool read_priority(const json_t *value, struct tracker_priority *out)
+{
+    struct tracker_text number;
+    char text[24];
+    char *end;
+
+    if (json_is_integer(value) || json_is_boolean(value)) {
+        *out = tracker_priority(json_is_integer(value) ? json_integer_value(value)
+                                                       : json_is_true(value));
+        return true;
+    }
+    if (!tracker_number(value, &number))
+        return false;
+    double real = tracker_number_value(number);
+    /* There is no place for NaN in an order: last. */
+    *out = real_priority(isnan(real) ? -INFINITY : real);
+    if (number.len < sizeof(text)) { /* a whole number of 19 digits may fit 64 bits */
+        memcpy(text, number.data, number.len);
+        text[number.len] = '\0';
+        errno = 0;
+        long long whole = strtoll(text, &end, 10);
+        if (*end == '\0' && errno == 0)
+            *out = tracker_priority(whole);
+    }
+    return true;
 }
 
 static skep_status read_request(struct tracker_request *r, struct skep_error *err)
@@ -310,11 +347,7 @@ static skep_status read_request(struct tracker_request *r, struct skep_error *er
         return malformed(err, "REQUEST: expected [4, key, user, priority]");
     if (!json_is_string(user) && !json_is_null(user))
         return malformed(err, "REQUEST: user is neither a string nor null");
-    if (json_is_integer(priority))
-        r->priority = tracker_priority(json_integer_value(priority));
-    else if (json_is_real(priority))
-        r->priority = real_priority(json_real_value(priority));
-    else
+    if (!read_priority(priority, &r->priority))
         return malformed(err, "REQUEST: priority is no number");
     skep_status rc = read_key(json_array_get(r->root, 1), "REQUEST: key", &r->key, err);
     if (rc == SKEP_OK && json_is_string(user))
@@ -328,11 +361,11 @@ static skep_status read_info(struct tracker_request *r, struct skep_error *err)
     const json_t *address = json_object_get(r->info, "addr");
     const json_t *key = json_object_get(r->info, "key");
 
-    if (!json_is_object(r->info) || json_array_size(address) != 2)
+    if (!json_is_object(r->info) || json_array_size(address) < 2)
         return malformed(err, "UPDATE_INFO: expected [5, {\"addr\": [host or null, port], ...}]");
     skep_status rc = read_address(json_array_get(address, 0), &r->address, err);
     if (rc == SKEP_OK)
-        rc = read_port(r, json_array_get(address, 1), &r->port, err);
+        rc = read_port(json_array_get(address, 1), &r->port, err);
     if (rc == SKEP_OK && key != NULL)
         rc = read_key(key, "UPDATE_INFO: key", &r->key, err);
     return rc;
@@ -344,7 +377,7 @@ static skep_status read_stop(struct tracker_request *r, struct skep_error *err)
 
     if (key == NULL)
         return malformed(err, "STOP: expected [2, stop key]");
-    r->stop_key = tracker_json_text(key); /* of another type: absent, and so no stop key */
+    r->stop_key = tracker_marked_text(key); /* of another type: absent, and so no stop key */
     return SKEP_OK;
 }
 
@@ -372,34 +405,33 @@ static skep_status read_fields(struct tracker_request *r, struct skep_error *err
                      TRACKER_PING, TRACKER_GET_PENDING_MATCHKEYS, TRACKER_DHT_PEERS);
 }
 
-/* @param as_reals  set if a whole number did not fit 64 bits. */
-static json_t *load_request(struct tracker_text message, bool *as_reals, struct skep_error *err)
+json_t *tracker_info_parse(struct tracker_text message, struct skep_error *err)
 {
+    struct bytes marked = {0};
     enum json_error_code code;
-    json_t *root = load(message, TRACKER_MAX_DEPTH, false, &code, err);
+    json_t *root = NULL;
 
-    *as_reals = false;
-    if (root == NULL && code == json_error_numeric_overflow) {
-        *as_reals = true;
-        root = load(message, TRACKER_MAX_DEPTH, true, &code, err);
-    }
+    if (tracker_numbers_mark(message, &marked, err) == SKEP_OK)
+        root = load((struct tracker_text){.data = (const char *)marked.data, .len = marked.len},
+                    TRACKER_MAX_DEPTH, &code, err);
+    bytes_free(&marked);
     return root;
 }
 
-static bool read_code(const json_t *root, bool as_reals, enum tracker_code *out)
+static bool read_code(const json_t *root, enum tracker_code *out)
 {
     const json_t *first = json_array_get(root, 0);
-    double code;
+    struct tracker_text number;
 
-    if (json_is_integer(first))
-        code = (double)json_integer_value(first);
-    else if (as_reals && json_is_real(first))
-        code = json_real_value(first);
-    else
+    *out = TRACKER_SUCCESS;
+    if (tracker_number(first, &number))
+        return strspn(number.data, "-0123456789") == number.len; /* 1.0 is none */
+    if (!json_is_integer(first))
         return false;
+    json_int_t code = json_integer_value(first);
     /* Whatever cannot be a code becomes one that there is not. */
     bool is_code = (code >= TRACKER_PING && code <= TRACKER_GET_PENDING_MATCHKEYS) ||
-                   (code >= TRACKER_DHT_PEERS && code < TRACKER_DHT_PEERS + 1);
+                   code == TRACKER_DHT_PEERS;
     *out = is_code ? (enum tracker_code)code : TRACKER_SUCCESS;
     return true;
 }
@@ -411,10 +443,10 @@ skep_status tracker_request_parse(struct tracker_request *out, struct tracker_te
     skep_status rc;
 
     *out = (struct tracker_request){0};
-    out->root = load_request(message, &out->info_int_as_real, &why);
+    out->root = tracker_info_parse(message, &why);
     if (out->root == NULL)
         rc = why.status;
-    else if (!read_code(out->root, out->info_int_as_real, &out->code))
+    else if (!read_code(out->root, &out->code))
         rc = malformed(&why, "not [code, ...]");
     else
         rc = read_fields(out, &why);

@@ -108,8 +108,7 @@ struct tracker_request {
     struct tracker_text user;      /* REQUEST; may be absent */
     struct tracker_priority priority;
     struct tracker_text stop_key; /* STOP */
-    json_t *info;                 /* UPDATE_INFO; view of root */
-    bool info_int_as_real;        /* some whole number in it has more than 64 bits: all are reals */
+    json_t *info;                 /* UPDATE_INFO; view of root, as tracker_info_parse() has it */
 };
 
 /*
@@ -127,9 +126,15 @@ SKEP_MUST_CHECK skep_status tracker_request_parse(struct tracker_request *out,
 void tracker_request_free(struct tracker_request *request); /* NULL and zeroed are allowed */
 
 /* Parses any JSON value of a tracker's answer, which tells what strangers have told the tracker.
- * Where a name of an object's member holds NUL, every NUL of the answer is read as U+FFFD.
+ * Where a name of an object's member holds NUL, every NUL of the answer is read as U+FFFD. Whole
+ * numbers of more than 64 bits are read as reals, and what is not finite as null.
  * @return owned: json_decref(); NULL with err filled. */
-json_t *tracker_json_parse(struct tracker_text message, bool int_as_real, struct skep_error *err);
+json_t *tracker_json_parse(struct tracker_text message, struct skep_error *err);
+/* The same for a request, or for what tracker_append_info() wrote: reals, whole numbers of more
+ * than 18 digits, Infinity and NaN keep their text (protocol_numbers.h), which jansson has no place
+ * for.
+ */
+json_t *tracker_info_parse(struct tracker_text message, struct skep_error *err);
 /* The text of a JSON string. */
 struct tracker_text tracker_json_text(const json_t *string);
 
@@ -167,9 +172,12 @@ bool tracker_message_end(struct bytes *out, size_t start); /* false if over 2^31
 /* Pieces without a length in front. */
 bool tracker_append(struct bytes *out, const char *json); /* as it is */
 bool tracker_append_text(struct bytes *out,
-                         struct tracker_text text); /* as a JSON string; "null" */
+                         struct tracker_text text);    /* as a JSON string; "null" */
+size_t tracker_text_written(struct tracker_text text); /* how many bytes that takes */
 bool tracker_append_number(struct bytes *out, int64_t number);
-/* Any value. @param int_as_real  its whole numbers were parsed as reals. */
-bool tracker_append_value(struct bytes *out, const json_t *value, bool int_as_real);
+/* Any value. */
+bool tracker_append_value(struct bytes *out, const json_t *value);
+/* Any value that tracker_info_parse() has read: numbers come out as they came in. */
+bool tracker_append_info(struct bytes *out, const json_t *value);
 
 #endif

@@ -12,6 +12,7 @@
 
 #include "base/number.h"
 #include "base/text.h"
+#include "tracker/protocol_numbers.h"
 
 enum { PREFIX_BYTES = 4 };
 
@@ -105,6 +106,26 @@ bool tracker_append_text(struct bytes *out, struct tracker_text text)
     return ok;
 }
 
+size_t tracker_text_written(struct tracker_text text)
+{
+    enum { UNIT = 6, PAIR = 12, SHORT = 2 }; /* \\u0000; two of them; \\n */
+    size_t total = 2;
+
+    if (text.data == NULL)
+        return 4;
+    for (size_t i = 0; i < text.len;) {
+        size_t n = is_plain(text.data[i]) ? 1 : text_utf8_length(text.data + i, text.len - i);
+        if (is_plain(text.data[i]))
+            total++;
+        else if (text.data[i] != '\0' && strchr("\"\\\n\r\t\f\b", text.data[i]) != NULL)
+            total += SHORT;
+        else
+            total += n == 4 ? PAIR : UNIT;
+        i += n > 0 ? n : 1;
+    }
+    return total;
+}
+
 /* ---- numbers ---- */
 
 /* The shortest digits that read back as `value`, and the exponent of the first. */
@@ -151,36 +172,21 @@ static bool append_real(struct bytes *out, double value)
     return bytes_append(out, text, (size_t)len);
 }
 
-static bool append_number(struct bytes *out, const json_t *value, bool int_as_real)
-{
-    char text[32];
-
-    if (json_is_integer(value))
-        return tracker_append_number(out, json_integer_value(value));
-    double real = json_real_value(value);
-    /* Too large for 64 bits in this message, or beside one that is: as near as a real comes. */
-    if (int_as_real && trunc(real) == real && fabs(real) < 1e15) {
-        int len = snprintf(text, sizeof(text), "%.0f", real);
-        return bytes_append(out, text, (size_t)len);
-    }
-    return append_real(out, real);
-}
-
 /* ---- values ---- */
 
-static bool append_any(struct bytes *out, const json_t *value, bool int_as_real);
+static bool append_any(struct bytes *out, const json_t *value, bool is_info);
 
-static bool append_array(struct bytes *out, const json_t *array, bool int_as_real)
+static bool append_array(struct bytes *out, const json_t *array, bool is_info)
 {
     bool ok = tracker_append(out, "[");
 
     for (size_t i = 0; ok && i < json_array_size(array); i++)
         ok = (i == 0 || tracker_append(out, ", ")) &&
-             append_any(out, json_array_get(array, i), int_as_real);
+             append_any(out, json_array_get(array, i), is_info);
     return ok && tracker_append(out, "]");
 }
 
-static bool append_object(struct bytes *out, const json_t *object, bool int_as_real)
+static bool append_object(struct bytes *out, const json_t *object, bool is_info)
 {
     bool ok = tracker_append(out, "{");
     json_t *walked = (json_t *)(uintptr_t)object; /* walking changes nothing */
@@ -190,25 +196,31 @@ static bool append_object(struct bytes *out, const json_t *object, bool int_as_r
          at = json_object_iter_next(walked, at)) {
         ok = (first || tracker_append(out, ", ")) &&
              tracker_append_text(out, tracker_text(json_object_iter_key(at))) &&
-             tracker_append(out, ": ") && append_any(out, json_object_iter_value(at), int_as_real);
+             tracker_append(out, ": ") && append_any(out, json_object_iter_value(at), is_info);
         first = false;
     }
     return ok && tracker_append(out, "}");
 }
 
 /* As deep as the value is: no deeper than TRACKER_MAX_DEPTH for what strangers sent. */
-static bool append_any(struct bytes *out, const json_t *value, bool int_as_real)
+static bool append_any(struct bytes *out, const json_t *value, bool is_info)
 {
+    struct tracker_text number;
+
     switch (json_typeof(value)) {
     case JSON_OBJECT:
-        return append_object(out, value, int_as_real);
+        return append_object(out, value, is_info);
     case JSON_ARRAY:
-        return append_array(out, value, int_as_real);
+        return append_array(out, value, is_info);
     case JSON_STRING:
-        return tracker_append_text(out, tracker_json_text(value));
+        if (is_info && tracker_number(value, &number))
+            return bytes_append(out, number.data, number.len);
+        return tracker_append_text(out,
+                                   is_info ? tracker_marked_text(value) : tracker_json_text(value));
     case JSON_INTEGER:
+        return tracker_append_number(out, json_integer_value(value));
     case JSON_REAL:
-        return append_number(out, value, int_as_real);
+        return append_real(out, json_real_value(value));
     case JSON_TRUE:
         return tracker_append(out, "true");
     case JSON_FALSE:
@@ -219,14 +231,24 @@ static bool append_any(struct bytes *out, const json_t *value, bool int_as_real)
     return tracker_append(out, "null");
 }
 
-bool tracker_append_value(struct bytes *out, const json_t *value, bool int_as_real)
+static bool append_whole(struct bytes *out, const json_t *value, bool is_info)
 {
     size_t start = out->len;
-    bool ok = append_any(out, value, int_as_real);
+    bool ok = append_any(out, value, is_info);
 
     if (!ok)
         out->len = start;
     return ok;
+}
+
+bool tracker_append_value(struct bytes *out, const json_t *value)
+{
+    return append_whole(out, value, false);
+}
+
+bool tracker_append_info(struct bytes *out, const json_t *value)
+{
+    return append_whole(out, value, true);
 }
 
 /* ---- messages ---- */
@@ -341,7 +363,7 @@ bool tracker_write_update_info(struct bytes *out, const json_t *info)
 {
     size_t start;
     bool ok = tracker_message_begin(out, &start) && tracker_append(out, "[5, ") &&
-              tracker_append_value(out, info, false) && tracker_append(out, "]");
+              tracker_append_value(out, info) && tracker_append(out, "]");
 
     return finish(out, start, ok);
 }

@@ -10,6 +10,9 @@
 enum {
     DEFAULT_PER_OWNER = 4096,
     DEFAULT_MAX_BYTES = 256 << 20,
+    DEFAULT_KEY_BYTES = 64 << 20,
+    DEFAULT_KEY_BYTES_PER_OWNER = 4 << 20,
+    DEFAULT_KEY_BYTES_PER_ACCOUNT = 16 << 20,
 };
 
 /* ---- life ---- */
@@ -36,6 +39,12 @@ skep_status scheduler_new(const struct scheduler_limits *limits,
         s->limits.max_waiters_per_owner = DEFAULT_PER_OWNER;
     if (s->limits.max_bytes == 0)
         s->limits.max_bytes = DEFAULT_MAX_BYTES;
+    if (s->limits.max_key_bytes == 0)
+        s->limits.max_key_bytes = DEFAULT_KEY_BYTES;
+    if (s->limits.max_key_bytes_per_owner == 0)
+        s->limits.max_key_bytes_per_owner = DEFAULT_KEY_BYTES_PER_OWNER;
+    if (s->limits.max_key_bytes_per_account == 0)
+        s->limits.max_key_bytes_per_account = DEFAULT_KEY_BYTES_PER_ACCOUNT;
     s->events = *events;
     s->arg = arg;
     s->next_id = 1;
@@ -68,8 +77,45 @@ static skep_status too_much(struct scheduler *s, const char *what, size_t limit,
 
 static skep_status full(struct scheduler *s, struct skep_error *err)
 {
+    if (s->totals.key_bytes + SCHEDULER_KEY_WRITTEN + TRACKER_MAX_KEY_BYTES >
+        s->limits.max_key_bytes)
+        return too_much(s, "the tracker's keys take too many bytes", s->limits.max_key_bytes, err);
     return too_much(s, "the tracker's memory for resources and requests is full",
                     s->limits.max_bytes, err);
+}
+
+/* Whether an owner may use a key once more. */
+static skep_status check_key_bytes(struct scheduler *s, const struct scheduler_owner *owner,
+                                   struct tracker_text key_text, struct skep_error *err)
+{
+    size_t written = scheduler_key_written(key_text);
+
+    if (owner->key_bytes + written > s->limits.max_key_bytes_per_owner)
+        return too_much(s, "the keys of one connection take too many bytes",
+                        s->limits.max_key_bytes_per_owner, err);
+    if (owner->account != NULL &&
+        owner->account->key_bytes + written > s->limits.max_key_bytes_per_account)
+        return too_much(s, "the keys of all connections from one address take too many bytes",
+                        s->limits.max_key_bytes_per_account, err);
+    return SKEP_OK;
+}
+
+/* A key that is not known is only made for who may use it: else who is refused would push keys out
+ * that are remembered. NULL, and why, on failure. */
+static struct scheduler_key *get_key(struct scheduler *s, const struct scheduler_owner *owner,
+                                     struct tracker_text text, skep_status *rc,
+                                     struct skep_error *err)
+{
+    struct scheduler_key *key = scheduler_key_find(s, text);
+
+    if (key != NULL)
+        return key;
+    *rc = check_key_bytes(s, owner, text, err);
+    if (*rc == SKEP_OK)
+        key = scheduler_key_get(s, text);
+    if (*rc == SKEP_OK && key == NULL)
+        *rc = full(s, err);
+    return key;
 }
 
 /* ---- handing out ---- */
@@ -155,15 +201,19 @@ skep_status scheduler_put(struct scheduler *s, struct scheduler_owner *owner,
                           uint64_t now_us, struct skep_error *err)
 {
     uint64_t hash = scheduler_item_hash(s, owner, resource->match_key);
-    struct scheduler_key *key = scheduler_key_get(s, key_text);
+    skep_status rc = SKEP_OK;
+    struct scheduler_key *key = get_key(s, owner, key_text, &rc, err);
 
     if (key == NULL)
-        return full(s, err);
+        return rc;
     scheduler_item_forget_lent(s, owner);
     struct scheduler_item *old = scheduler_item_find(s, owner, resource->match_key, hash);
     if (old != NULL && is_same(old, key, resource))
         return SKEP_OK;
     scheduler_key_touch(s, key);
+    rc = check_key_bytes(s, owner, key_text, err);
+    if (rc != SKEP_OK)
+        return rc;
     if (old == NULL && owner->item_count >= s->limits.max_items_per_owner)
         return too_much(s, "too many resources of one connection", s->limits.max_items_per_owner,
                         err);
@@ -176,6 +226,7 @@ skep_status scheduler_put(struct scheduler *s, struct scheduler_owner *owner,
         scheduler_item_free(s, old);
     hash_table_add(&s->items, &item->by_match_key, hash);
     scheduler_item_enter(owner, item);
+    scheduler_key_charge(owner, key);
     scheduler_item_make_free(s, item, false);
     key->facts.puts++;
     s->totals.puts++;
@@ -192,6 +243,9 @@ static skep_status wait_for_one(struct scheduler *s, struct scheduler_owner *own
     if (owner->waiter_count >= s->limits.max_waiters_per_owner)
         return too_much(s, "too many requests of one connection wait",
                         s->limits.max_waiters_per_owner, err);
+    skep_status rc = check_key_bytes(s, owner, key->facts.key, err);
+    if (rc != SKEP_OK)
+        return rc;
     struct scheduler_waiter *w = scheduler_waiter_new(s, key, user);
     if (w == NULL)
         return full(s, err);
@@ -211,10 +265,11 @@ skep_status scheduler_ask(struct scheduler *s, struct scheduler_owner *owner,
                           struct tracker_text key_text, struct tracker_text user,
                           struct tracker_priority priority, uint64_t now_us, struct skep_error *err)
 {
-    struct scheduler_key *key = scheduler_key_get(s, key_text);
+    skep_status rc = SKEP_OK;
+    struct scheduler_key *key = get_key(s, owner, key_text, &rc, err);
 
     if (key == NULL)
-        return full(s, err);
+        return rc;
     scheduler_key_touch(s, key);
     key->facts.requests++;
     s->totals.requests++;
@@ -239,6 +294,7 @@ static void unregister(struct scheduler *s, struct scheduler_owner *owner)
     if (key == NULL)
         return;
     owner->registered = NULL;
+    scheduler_key_discharge(owner, key);
     key->facts.servers--;
     scheduler_key_touch(s, key);
 }
@@ -246,15 +302,21 @@ static void unregister(struct scheduler *s, struct scheduler_owner *owner)
 skep_status scheduler_register(struct scheduler *s, struct scheduler_owner *owner,
                                struct tracker_text key_text, struct skep_error *err)
 {
-    struct scheduler_key *key = key_text.data != NULL ? scheduler_key_get(s, key_text) : NULL;
+    skep_status rc = SKEP_OK;
 
+    if (owner->registered != NULL && tracker_text_equal(owner->registered->facts.key, key_text))
+        return SKEP_OK;
+    if (key_text.data != NULL)
+        rc = check_key_bytes(s, owner, key_text, err);
+    if (rc != SKEP_OK)
+        return rc;
+    struct scheduler_key *key = key_text.data != NULL ? scheduler_key_get(s, key_text) : NULL;
     if (key_text.data != NULL && key == NULL)
         return full(s, err);
-    if (key == owner->registered)
-        return SKEP_OK;
     unregister(s, owner);
     if (key != NULL) {
         owner->registered = key;
+        scheduler_key_charge(owner, key);
         key->facts.servers++;
         scheduler_key_touch(s, key);
     }

@@ -28,6 +28,7 @@ struct scheduler_key;
 enum {
     SCHEDULER_MAX_IDLE_KEYS = 1024,
     SCHEDULER_MAX_IDLE_BYTES = 1 << 20,
+    SCHEDULER_KEY_WRITTEN = 80,  /* {"free": n, "pending": n} and what is around it, at most */
     SCHEDULER_WAIT_BUCKETS = 14, /* up to 1 ms, 2, 4 ... 4096 ms, and above */
 };
 
@@ -38,6 +39,11 @@ struct tracker_resource {
     struct tracker_text match_key;
 };
 
+/* What owners have together that one address stands behind. Zeroed memory has nothing. */
+struct scheduler_account {
+    size_t key_bytes;
+};
+
 /* Embedded in a connection, or whoever else puts and requests. Zeroed memory has nothing. */
 struct scheduler_owner {
     struct linked_list items; /* its own: free or taken */
@@ -45,13 +51,23 @@ struct scheduler_owner {
     struct linked_list given; /* those of others, given to it */
     struct linked_list waiters;
     size_t item_count, waiter_count;
-    struct scheduler_key *registered; /* NULL: under none */
+    struct scheduler_key *registered;  /* NULL: under none */
+    struct scheduler_account *account; /* borrowed until it is gone; NULL: none */
+    size_t key_bytes;
 };
 
-struct scheduler_limits {         /* 0: the default */
-    size_t max_items_per_owner;   /* resources; 4,096 */
-    size_t max_waiters_per_owner; /* requests; 4,096 */
-    size_t max_bytes;             /* of everything the scheduler holds; 256 MiB */
+/*
+ * Keys are listed (scheduler_each_key()) to whoever asks: their texts are bounded as they are
+ * written there, with SCHEDULER_KEY_WRITTEN bytes for the numbers of each. An owner pays for the
+ * key of each resource, each waiting request and its registration; so does its account.
+ */
+struct scheduler_limits {             /* 0: the default */
+    size_t max_items_per_owner;       /* resources; 4,096 */
+    size_t max_waiters_per_owner;     /* requests; 4,096 */
+    size_t max_bytes;                 /* of everything the scheduler holds; 256 MiB */
+    size_t max_key_bytes;             /* of all keys together, each once; 64 MiB */
+    size_t max_key_bytes_per_owner;   /* 4 MiB */
+    size_t max_key_bytes_per_account; /* 16 MiB */
 };
 
 enum scheduler_end {
@@ -93,7 +109,8 @@ void scheduler_free(struct scheduler *s);
 /*
  * Offers a resource of `owner`; everything is copied. Under a match key that the owner has offered
  * and that is still there, it replaces that one: it counts once.
- * @return SKEP_RESOURCE_EXHAUSTED if the owner or the scheduler holds too much, or memory is short.
+ * @return SKEP_RESOURCE_EXHAUSTED if the owner, its account or the scheduler holds too much, or
+ * memory is short.
  */
 SKEP_MUST_CHECK skep_status scheduler_put(struct scheduler *s, struct scheduler_owner *owner,
                                           struct tracker_text key,
@@ -153,6 +170,7 @@ struct scheduler_key_facts {
 };
 struct scheduler_totals {
     size_t keys, free, pending, bytes;
+    size_t key_bytes; /* of all keys as they are written */
     uint64_t puts, requests, served, answered, taken, withdrawn, refused;
     uint64_t undelivered; /* of those served: the resource is free again, as it did not arrive */
     uint64_t wait_us_sum, wait_us_max, waits[SCHEDULER_WAIT_BUCKETS];

@@ -46,6 +46,7 @@ struct scheduler_key {
     struct scheduler_waiter **heap; /* owned; the next to be served first */
     size_t heap_cap;
     size_t item_count; /* free, taken and given */
+    size_t written;    /* bytes that it takes where keys are listed */
     struct scheduler_key_facts facts;
     char text[];
 };
@@ -82,6 +83,12 @@ static inline struct scheduler_item *item_of_given(struct list_link *link)
 /* Counts memory against the limit; false, and nothing counted, if that is too much. */
 bool scheduler_reserve(struct scheduler *s, size_t bytes);
 void scheduler_release(struct scheduler *s, size_t bytes);
+
+/* What a key takes where keys are listed. */
+size_t scheduler_key_written(struct tracker_text text);
+/* An owner pays for one more use of a key, or gets it back. */
+void scheduler_key_charge(struct scheduler_owner *owner, const struct scheduler_key *key);
+void scheduler_key_discharge(struct scheduler_owner *owner, const struct scheduler_key *key);
 
 /* NULL if it is not known. */
 struct scheduler_key *scheduler_key_find(const struct scheduler *s, struct tracker_text text);

@@ -129,6 +129,7 @@ void scheduler_item_free(struct scheduler *s, struct scheduler_item *item)
         leave(item);
     }
     hash_table_remove(&s->items, &item->by_match_key);
+    scheduler_key_discharge(item->owner, key);
     scheduler_release(s, item_bytes(item));
     key->item_count--;
     mem_free(item);

@@ -18,6 +18,25 @@ void scheduler_release(struct scheduler *s, size_t bytes)
     s->totals.bytes -= bytes;
 }
 
+size_t scheduler_key_written(struct tracker_text text)
+{
+    return tracker_text_written(text) + SCHEDULER_KEY_WRITTEN;
+}
+
+void scheduler_key_charge(struct scheduler_owner *owner, const struct scheduler_key *key)
+{
+    owner->key_bytes += key->written;
+    if (owner->account != NULL)
+        owner->account->key_bytes += key->written;
+}
+
+void scheduler_key_discharge(struct scheduler_owner *owner, const struct scheduler_key *key)
+{
+    owner->key_bytes -= key->written;
+    if (owner->account != NULL)
+        owner->account->key_bytes -= key->written;
+}
+
 static size_t key_bytes(const struct scheduler_key *key)
 {
     return sizeof(*key) + key->facts.key.len + key->heap_cap * sizeof(key->heap[0]);
@@ -66,7 +85,8 @@ struct scheduler_key *scheduler_key_get(struct scheduler *s, struct tracker_text
 
     if (key != NULL)
         return key;
-    if (!scheduler_reserve(s, bytes))
+    size_t written = scheduler_key_written(text);
+    if (written > s->limits.max_key_bytes - s->totals.key_bytes || !scheduler_reserve(s, bytes))
         return NULL;
     key = mem_calloc(1, bytes);
     if (key == NULL) {
@@ -76,6 +96,8 @@ struct scheduler_key *scheduler_key_get(struct scheduler *s, struct tracker_text
     if (text.len > 0)
         memcpy(key->text, text.data, text.len);
     key->facts.key = (struct tracker_text){.data = key->text, .len = text.len};
+    key->written = written;
+    s->totals.key_bytes += written;
     hash_table_add(&s->keys, &key->by_text, hash_text(s->secret, text.data, text.len));
     list_append(&s->all, &key->of_all);
     s->totals.keys++;
@@ -89,6 +111,7 @@ static void forget(struct scheduler *s, struct scheduler_key *key)
     hash_table_remove(&s->keys, &key->by_text);
     list_remove(&s->all, &key->of_all);
     scheduler_release(s, key_bytes(key));
+    s->totals.key_bytes -= key->written;
     s->totals.keys--;
     mem_free(key->heap);
     mem_free(key);

@@ -98,6 +98,7 @@ void scheduler_waiter_free(struct scheduler *s, struct scheduler_waiter *w, enum
     heap_remove(s, w);
     list_remove(&w->owner->waiters, &w->of_owner);
     w->owner->waiter_count--;
+    scheduler_key_discharge(w->owner, key);
     scheduler_release(s, sizeof(*w) + w->user_len);
     mem_free(w);
     if (how == SCHEDULER_WITHDRAWN)
@@ -131,6 +132,7 @@ void scheduler_waiter_enter(struct scheduler *s, struct scheduler_waiter *w,
     w->owner = owner;
     list_append(&owner->waiters, &w->of_owner);
     owner->waiter_count++;
+    scheduler_key_charge(owner, w->key);
     heap_add(s, w->key, w);
     scheduler_key_touch(s, w->key);
 }

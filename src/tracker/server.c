@@ -284,7 +284,9 @@ static skep_status make_parts(struct tracker_server *server,
 
     server->stop_key = make_stop_key(config->stop_key);
     server->receive_buffer = mem_alloc(TRACKER_RECEIVE_BYTES);
-    if (server->stop_key == NULL || server->receive_buffer == NULL)
+    hash_secret_make(server->address_secret);
+    if (server->stop_key == NULL || server->receive_buffer == NULL ||
+        !hash_table_init(&server->addresses))
         return error_no_memory(err, "tracker", TRACKER_RECEIVE_BYTES);
     return scheduler_new(&config->limits, &events, config->arg, &server->scheduler, err);
 }
@@ -334,6 +336,7 @@ void tracker_server_free(struct tracker_server *server)
     loop_free(server->loop);
     listeners_close(&server->listeners);
     scheduler_free(server->scheduler);
+    hash_table_fini(&server->addresses);
     deadline_heap_fini(&server->deadlines);
     mem_free(server->receive_buffer);
     mem_free(server->stop_key);

@@ -45,7 +45,7 @@ static void copy_host(char out[static TRACKER_HOST_TEXT_BYTES], const char *host
 }
 
 static struct tracker_conn *new_conn(struct tracker_server *server, int fd,
-                                     const struct endpoint *remote)
+                                     const struct sockaddr *sa, const struct endpoint *remote)
 {
     struct tracker_conn *conn = mem_calloc(1, sizeof(*conn));
 
@@ -57,10 +57,13 @@ static struct tracker_conn *new_conn(struct tracker_server *server, int fd,
     conn->unsent_due_us = CLOCK_NEVER;
     conn->port = remote->port;
     copy_host(conn->host, remote->host);
-    if (uv_poll_init(loop_uv(server->loop), &conn->poll, fd) != 0) {
+    conn->address = tracker_address_take(server, sa);
+    if (conn->address == NULL || uv_poll_init(loop_uv(server->loop), &conn->poll, fd) != 0) {
+        tracker_address_release(server, conn->address);
         mem_free(conn);
         return NULL;
     }
+    conn->owner.account = &conn->address->account;
     conn->poll.data = conn;
     return conn;
 }
@@ -89,7 +92,7 @@ static void take_connection(struct tracker_server *server, int fd, const struct 
     }
     fd = fd_move_high(fd);
     tune(fd);
-    struct tracker_conn *conn = new_conn(server, fd, &remote);
+    struct tracker_conn *conn = new_conn(server, fd, sa, &remote);
     if (conn == NULL) {
         refuse(server, &remote, "refused: out of memory");
         close(fd);

@@ -212,6 +212,10 @@ void tracker_conn_close(struct tracker_conn *conn)
     if (conn->is_server)
         server->counters.servers--;
     server->info_bytes -= conn->info_len;
+    conn->address->info_bytes -= conn->info_len;
+    tracker_address_release(server, conn->address);
+    conn->address = NULL;
+    conn->owner.account = NULL;
     mem_free(conn->info);
     conn->info = NULL;
     bytes_free(&conn->out);

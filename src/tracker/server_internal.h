@@ -14,12 +14,26 @@
 #include "base/log.h"
 #include "net/deadline_heap.h"
 #include "net/listener.h"
+#include "tracker/hash_table.h"
 #include "tracker/server.h"
 
 enum {
     TRACKER_HOST_TEXT_BYTES = 72, /* an IPv6 address with its zone */
     TRACKER_RECEIVE_BYTES = 64 * 1024,
-    TRACKER_MAX_ALL_INFO_BYTES = 128 << 20, /* of all servers' info */
+    /* Of all servers' info. With the keys' 64 MiB (scheduler.h) an answer to SUMMARY stays below
+     * TRACKER_CLIENT_MAX_REPLY_BYTES, however many fill it. */
+    TRACKER_MAX_ALL_INFO_BYTES = 128 << 20,
+    TRACKER_MAX_ADDRESS_INFO_BYTES = 32 << 20, /* of the connections of one address */
+};
+
+/* What the connections of one remote address hold together: of one IPv4 address, or of one /64. */
+struct tracker_address {
+    struct hash_node by_bytes;
+    struct scheduler_account account;
+    size_t info_bytes;
+    size_t connections;
+    size_t len;
+    uint8_t bytes[8];
 };
 
 /* Whether the other end went, and what that says of the answers that it was sent. */
@@ -39,8 +53,9 @@ struct tracker_conn {
     bool dirty;                /* to be looked at before the loop sleeps */
     bool failed;               /* to be closed then */
     bool closed;
-    bool paused;    /* too much is unsent: what it asks has to wait */
-    bool is_server; /* its info begins with "server" */
+    bool paused;                     /* too much is unsent: what it asks has to wait */
+    bool is_server;                  /* its info begins with "server" */
+    struct tracker_address *address; /* shared: tracker_address_release() */
     struct scheduler_owner owner;
     struct tracker_input input;
     struct bytes out;
@@ -88,6 +103,8 @@ struct tracker_server {
     uint64_t armed_us;
     struct deadline_heap deadlines;
     struct linked_list conns, dirty;
+    struct hash_table addresses; /* of connections */
+    uint8_t address_secret[HASH_SECRET_BYTES];
     uint8_t *receive_buffer; /* owned */
     size_t info_bytes;
     bool handles_open;
@@ -114,6 +131,12 @@ SKEP_MUST_CHECK skep_status tracker_listen(struct listeners *out, const char *ho
 
 /* server_accept.c */
 void tracker_accept(uv_poll_t *handle, int status, int events);
+
+/* server_address.c. NULL if memory is short. */
+struct tracker_address *tracker_address_take(struct tracker_server *server,
+                                             const struct sockaddr *sa);
+void tracker_address_release(struct tracker_server *server,
+                             struct tracker_address *address); /* NULL is allowed */
 
 /* server_conn.c */
 /* The connection is whole: it is one of the server's, and read from. */

@@ -94,9 +94,7 @@ static json_t *merge(const struct tracker_conn *conn, const struct tracker_reque
         return NULL;
     if (before.data == NULL)
         return json_incref(r->info);
-    merged = tracker_json_parse(before, false, NULL);
-    if (merged == NULL)
-        merged = tracker_json_parse(before, true, NULL);
+    merged = tracker_info_parse(before, NULL);
     if (merged != NULL && json_object_update(merged, r->info) != 0) {
         json_decref(merged);
         merged = NULL;
@@ -125,6 +123,7 @@ static skep_status keep_info(struct tracker_conn *conn, struct bytes *text, stru
 {
     struct tracker_server *server = conn->server;
     size_t others = server->info_bytes - conn->info_len;
+    size_t neighbours = conn->address->info_bytes - conn->info_len;
 
     if (text->len > TRACKER_MAX_INFO_BYTES)
         return error_set(err, SKEP_RESOURCE_EXHAUSTED, "info of %zu bytes, expected at most %d",
@@ -132,6 +131,10 @@ static skep_status keep_info(struct tracker_conn *conn, struct bytes *text, stru
     if (text->len > TRACKER_MAX_ALL_INFO_BYTES - others)
         return error_set(err, SKEP_RESOURCE_EXHAUSTED, "info of all servers: over %d bytes",
                          TRACKER_MAX_ALL_INFO_BYTES);
+    if (text->len > TRACKER_MAX_ADDRESS_INFO_BYTES - neighbours)
+        return error_set(err, SKEP_RESOURCE_EXHAUSTED,
+                         "info of all servers at one address: over %d bytes",
+                         TRACKER_MAX_ADDRESS_INFO_BYTES);
     char *copy = mem_alloc(text->len); /* without the buffer's spare room */
     if (copy == NULL)
         return error_no_memory(err, "info of a server", text->len);
@@ -140,6 +143,7 @@ static skep_status keep_info(struct tracker_conn *conn, struct bytes *text, stru
     conn->info = copy;
     conn->info_len = text->len;
     server->info_bytes = others + text->len;
+    conn->address->info_bytes = neighbours + text->len;
     return SKEP_OK;
 }
 
@@ -163,7 +167,7 @@ static skep_status update_info(struct tracker_conn *conn, const struct tracker_r
     json_t *merged = merge(conn, r);
     skep_status rc = SKEP_OK;
 
-    if (merged == NULL || !tracker_append_value(&text, merged, r->info_int_as_real))
+    if (merged == NULL || !tracker_append_info(&text, merged))
         rc = error_no_memory(err, "info of a server", TRACKER_MAX_INFO_BYTES);
     if (rc == SKEP_OK && r->key.data != NULL)
         rc = scheduler_register(conn->server->scheduler, &conn->owner, served_key(r->key), err);

@@ -6,19 +6,19 @@ import struct
 import threading
 
 from swarm import PATIENCE, Swarm, free_port, main, refused, run, until
-from tvm import (FAIL, GET_PENDING_MATCHKEYS, PING, PUT, REQUEST, SUCCESS, TRACKER_MAGIC, UPDATE_INFO,
-                 Raw, frame)
+from tvm import (FAIL, GET_PENDING_MATCHKEYS, PING, PUT, REQUEST, SUCCESS, SUMMARY, TRACKER_MAGIC,
+                 UPDATE_INFO, Raw, frame)
 
 MAGIC = struct.pack("<i", TRACKER_MAGIC)
 # Each ends the connection it comes on, and nothing else.
 BAD_MESSAGES = (
     "x", "{}", "[]", "1", "null", '"3"', "[", "[1", "[1]x", "[3]", '[3,"k"]', '[3,"k",[1]]',
-    '[3,"k",[1,"m",2]]', '[3,1,[1,"m"]]', '[3,"k",[1,2]]', '[3,"k",[null,"m"]]', '[3,"k",[1,"m"],7]',
+    '[3,1,[1,"m"]]', '[3,"k",[1,2]]', '[3,"k",[null,"m"]]', '[3,"k",[1,"m"],7]',
     '[3,"k","m"]', '[4,"k"]', '[4,"k",""]', '[4,"k","","1"]', '[4,"k","",null]', '[4,{},"",1]',
-    '[4,"k",[],1]', '[4,"k","",true]', "[5,{}]", '[5,{"addr":[]}]', '[5,{"addr":[null,null]}]',
+    '[4,"k",[],1]', "[5,{}]", '[5,{"addr":[]}]', '[5,{"addr":[null,null]}]',
     '[5,{"addr":[1,1]}]', '[5,{"addr":"h:1"}]', '[5,{"addr":[null,1],"key":7}]', "[5,[]]", "[2]", "[0]",
     "[-1]", "[8]", "[99]", "[-2147483649]", '["3"]', "[1.5]", "[true]", "[null]", "[[1]]", "[" * 10000,
-    "[" * (1 << 20), '{"a":' * 5000, '[4,"k","",NaN]', '[4,"k","",1e999]', b'[4,"\xff\xfe","",1]',
+    "[" * (1 << 20), '{"a":' * 5000, '[4,"k","",nan]', '[4,"k","",+Infinity]', b'[4,"\xff\xfe","",1]',
     b'[4,"\xc0\x80","",1]', b"\xff\xfe[1]", b"\x00", '[4,"\\ud800","",1]',
     json.dumps([REQUEST, "k" * 1000000, "", 1]), json.dumps([PUT, "k", [1, "m" * 5000]]),
 )
@@ -96,6 +96,104 @@ def case_lengths():
             assert good.put(key, key) == SUCCESS
             assert good.ask([REQUEST, key, "", 1])[1][2] == key
         bystander.close()
+
+
+def case_keys_are_bounded_by_connection_and_address():
+    """What strangers register must not push SUMMARY beyond what clients take."""
+    control = "\x01" * 4080  # each takes six bytes in JSON
+    with Swarm() as swarm:
+        port = tracker(swarm).facts["port"]
+        bystander = Bystander(port)
+        counts, raws = [], []
+        for connection in range(6):
+            raw = Raw(port)
+            raws.append(raw)
+            for n in range(1000):
+                if raw.put("%s%d.%d" % (control, connection, n), "m%d" % n) != SUCCESS:
+                    break
+            counts.append(n)
+            code, why = raw.ask([REQUEST, control + "?", "", 1])
+            assert code == FAIL and "keys of" in why, why
+        one = (4 << 20) // (6 * 4080 + 2 + 80 + 3)
+        assert counts[0] in range(one - 1, one + 2), counts
+        assert counts[:3] == [counts[0]] * 3 and sum(counts) in range(4 * one - 4, 4 * one + 5), counts
+        summary = bystander.server.ask_text([SUMMARY])
+        assert len(summary) < (17 << 20), len(summary)
+        # Another address is not concerned, nor those who were there before.
+        with Raw(port, source="127.0.0.2") as other:
+            assert other.put("other", "m") == SUCCESS
+            assert other.ask([REQUEST, "other", "", 1])[1][2] == "m"
+        for raw in raws:
+            raw.close()
+        until(lambda: len(bystander.server.ask_text([SUMMARY])) < (8 << 20), 30, "keys are forgotten")
+        with Raw(port) as again:
+            assert again.put(control, "m") == SUCCESS
+        out, _ = run("query-tracker", "--host", "127.0.0.1", "--port", str(port), "--json")
+        assert len(json.loads(out)["server_info"]) == 1
+        bystander.close()
+
+
+def case_info_is_bounded_by_address():
+    info = {"key": "server:k", "addr": [None, 7], "x": "y" * 16000}
+    with Swarm() as swarm:
+        port = tracker(swarm, "--max-connections", "4000").facts["port"]
+        raws = []
+        for _ in range(2200):
+            raws.append(Raw(port))
+            if raws[-1].ask([UPDATE_INFO, info]) != SUCCESS:
+                break
+        limit = (32 << 20) // len(json.dumps(dict(info, addr=["127.0.0.1", 7])))
+        assert len(raws) == limit + 1, (len(raws), limit)
+        raws.pop(0).close()
+        until(lambda: raws[-1].ask([UPDATE_INFO, info]) == SUCCESS, 30, "there is room again")
+        with Raw(port, source="127.0.0.2") as other:
+            assert other.ask([UPDATE_INFO, info]) == SUCCESS
+        for raw in raws:
+            raw.close()
+
+
+def case_priorities_and_numbers_are_those_of_python():
+    with Swarm() as swarm:
+        port = tracker(swarm).facts["port"]
+        clients = []
+        for priority in (-float("inf"), False, 0.5, True, 2**70, float("inf")):
+            clients.append(Raw(port))
+            clients[-1].send([REQUEST, "k", "", priority])
+            until(lambda: clients[0].sock and Raw(port).summary()["queue_info"]["k"]["pending"] ==
+                  len(clients), 30, "it waits")
+        with Raw(port) as server:
+            for client in reversed(clients):
+                assert server.put("k", "m") == SUCCESS
+                assert client.receive()[1][2] == "m"
+                client.close()
+            # Numbers come back digit for digit; more elements are ignored.
+            numbers = "[1.50, 1E5, -0, 12345678901234567890123, 1e999, Infinity, -Infinity, NaN]"
+            assert server.ask_text('[5, {"key": "server:k", "addr": [null, 7, "more"], "n": %s}, 1]'
+                                   % numbers) == "0"
+            assert server.ask_text('[5, {"addr": ["h", 8, []], "m": 2.50}]') == "0"
+            assert server.ask_text([PUT, "k", [7, "m", "more"], None, "more"]) == "0"
+            text = server.ask_text([SUMMARY])
+            assert text == ('[0, {"queue_info": {"k": {"free": 1, "pending": 0}}, "server_info": '
+                            '[{"key": "server:k", "addr": ["h", 8], "n": %s, "m": 2.50}]}]' % numbers)
+            out, _ = run("query-tracker", "--host", "127.0.0.1", "--port", str(port), "--json")
+            (info,) = json.loads(out)["server_info"]
+            assert info["n"] == [1.5, 1e5, 0, 12345678901234567890123.0, None, None, None, None], info
+
+
+def case_keys_that_were_only_asked_for_are_no_suggestion():
+    with Swarm() as swarm:
+        port = tracker(swarm).facts["port"]
+        with Raw(port) as server, Raw(port) as client, Raw(port) as busy:
+            client.send([REQUEST, "typo", "", 1])
+            ask = ("query-tracker", "--host", "127.0.0.1", "--port", str(port), "--request", "wrong",
+                   "--timeout", "400ms")
+            said = refused(4, "no server there offers another key", *ask)
+            assert "typo" not in said, said
+            assert server.put("right", "m") == SUCCESS
+            assert busy.ask([UPDATE_INFO, {"key": "server:busy", "addr": [None, 7]}]) == SUCCESS
+            assert busy.put("busy", "m") == SUCCESS and client.ask([REQUEST, "busy", "", 1])[0] == 0
+            said = refused(4, 'other keys there: ', *ask)
+            assert '"right"' in said and '"busy"' in said and "typo" not in said, said
 
 
 def case_messages_and_packets():

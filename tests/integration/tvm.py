@@ -39,8 +39,9 @@ def frame(message):
 class Raw:
     """A connection that has exchanged the magic numbers."""
 
-    def __init__(self, port, host="127.0.0.1", greet=True, seconds=20):
-        self.sock = socket.create_connection((host, port), timeout=seconds * PATIENCE)
+    def __init__(self, port, host="127.0.0.1", greet=True, seconds=20, source=""):
+        self.sock = socket.create_connection((host, port), timeout=seconds * PATIENCE,
+                                             source_address=(source, 0) if source else None)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if greet:
             self.sock.sendall(struct.pack("<i", TRACKER_MAGIC))

@@ -528,6 +528,91 @@ static void what_is_under_way_counts_against_no_limit(void **state)
 
 /* ---- limits ---- */
 
+/* What keys take is bounded by what an answer that lists them takes. */
+static void keys_are_bounded_by_what_they_take_where_they_are_listed(void **state)
+{
+    struct fixture *f = *state;
+    struct scheduler *s;
+    struct scheduler_owner one = {0}, other = {0}, third = {0};
+    struct scheduler_account account = {0}, elsewhere = {0};
+    /* Two quotes and an escape, and the numbers. */
+    const size_t written = SCHEDULER_KEY_WRITTEN + 2 + 6;
+    const struct scheduler_limits limits = {.max_key_bytes = 6 * written,
+                                            .max_key_bytes_per_owner = 3 * written,
+                                            .max_key_bytes_per_account = 5 * written};
+    struct scheduler_totals totals;
+    struct skep_error err;
+    char name[] = "\x01";
+
+    one.account = other.account = &account;
+    third.account = &elsewhere;
+    assert_int_equal(scheduler_new(&limits, &events, f, &s, NULL), SKEP_OK);
+    /* A resource, a request that waits and a registration count alike. */
+    const struct tracker_resource r = resource("m", 1);
+    assert_int_equal(scheduler_put(s, &one, tracker_text(name), &r, 0, NULL), SKEP_OK);
+    name[0]++;
+    assert_int_equal(
+        scheduler_ask(s, &one, tracker_text(name), tracker_text(""), tracker_priority(0), 0, NULL),
+        SKEP_OK);
+    name[0]++;
+    assert_int_equal(scheduler_register(s, &one, tracker_text(name), NULL), SKEP_OK);
+    assert_int_equal(one.key_bytes, 3 * written);
+    name[0]++;
+    assert_int_equal(scheduler_put(s, &one, tracker_text(name), &r, 0, &err),
+                     SKEP_RESOURCE_EXHAUSTED);
+    assert_non_null(strstr(err.message, "the keys of one connection take too many bytes"));
+    assert_int_equal(
+        scheduler_ask(s, &one, tracker_text(name), tracker_text(""), tracker_priority(0), 0, &err),
+        SKEP_RESOURCE_EXHAUSTED);
+    assert_int_equal(scheduler_register(s, &one, tracker_text(name), &err),
+                     SKEP_RESOURCE_EXHAUSTED);
+    scheduler_totals(s, &totals);
+    assert_int_equal(totals.keys, 3); /* nobody remembers what was refused */
+    assert_int_equal(totals.key_bytes, 3 * written);
+    /* What it has goes on as before. */
+    assert_int_equal(scheduler_put(s, &one, tracker_text("\x01"), &r, 0, NULL), SKEP_OK);
+    assert_int_equal(scheduler_register(s, &one, tracker_text("\x03"), NULL), SKEP_OK);
+    /* Another connection from the same address, and one from elsewhere. */
+    for (int i = 0; i < 2; i++, name[0]++) {
+        const struct tracker_resource own = resource(i == 0 ? "m" : "n", 1);
+        assert_int_equal(scheduler_put(s, &other, tracker_text(name), &own, 0, NULL), SKEP_OK);
+    }
+    assert_int_equal(scheduler_register(s, &other, tracker_text(name), &err),
+                     SKEP_RESOURCE_EXHAUSTED);
+    assert_non_null(strstr(err.message, "all connections from one address"));
+    assert_int_equal(scheduler_register(s, &third, tracker_text(name), NULL), SKEP_OK);
+    name[0]++;
+    assert_int_equal(scheduler_put(s, &third, tracker_text(name), &r, 0, &err),
+                     SKEP_RESOURCE_EXHAUSTED); /* all there is */
+    assert_non_null(strstr(err.message, "the tracker's keys take too many bytes"));
+    /* It is all given back. */
+    scheduler_owner_gone(s, &other, 0);
+    assert_int_equal(account.key_bytes, 3 * written);
+    scheduler_owner_gone(s, &one, 0);
+    scheduler_owner_gone(s, &third, 0);
+    assert_int_equal(one.key_bytes + other.key_bytes + third.key_bytes, 0);
+    assert_int_equal(account.key_bytes + elsewhere.key_bytes, 0);
+    scheduler_free(s);
+}
+
+static void bytes_of_a_text_are_those_that_are_written(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {"",         "abc",          "\"\\\n\r\t\f\b",   "\x01\x7f",
+                                        "\xc3\xa9", "\xe2\x98\x83", "\xf0\x9f\x98\x80", "\xff",
+                                        "a\xc3"};
+
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+        struct bytes out = {0};
+        assert_true(tracker_append_text(&out, tracker_text(texts[i])));
+        assert_int_equal(tracker_text_written(tracker_text(texts[i])), out.len);
+        bytes_free(&out);
+    }
+    const struct tracker_text nul = {.data = "\0", .len = 1};
+    assert_int_equal(tracker_text_written(nul), 8);
+    assert_int_equal(tracker_text_written(tracker_text(NULL)), 4);
+}
+
 static void an_owner_has_so_many_and_no_more(void **state)
 {
     struct fixture *f = *state;
@@ -811,6 +896,8 @@ int main(void)
         TEST(what_its_server_holds_for_used_stays_gone),
         TEST(what_did_not_arrive_goes_with_its_server),
         TEST(what_is_under_way_counts_against_no_limit),
+        TEST(keys_are_bounded_by_what_they_take_where_they_are_listed),
+        TEST(bytes_of_a_text_are_those_that_are_written),
         TEST(an_owner_has_so_many_and_no_more),
         TEST(memory_is_bounded_and_given_back),
         TEST(idle_keys_are_forgotten_registered_ones_are_not),

@@ -844,7 +844,7 @@ static void on_session_reply(void *arg, const json_t *reply, const struct skep_e
     struct bytes text = {0};
 
     if (reply != NULL)
-        assert_true(tracker_append_value(&text, reply, false) && bytes_append(&text, "", 1));
+        assert_true(tracker_append_value(&text, reply) && bytes_append(&text, "", 1));
     note(arg, reply != NULL ? (const char *)text.data : skep_status_name(err->status));
     bytes_free(&text);
 }
