@@ -245,6 +245,7 @@ void directory_work(struct directory *d)
     pthread_mutex_lock(&d->lock);
     timers(d);
     pthread_mutex_unlock(&d->lock);
+    batches_push(d);
     conclude(d);
 
     pthread_mutex_lock(&d->lock);

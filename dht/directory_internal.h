@@ -59,6 +59,12 @@ enum {
     PEER_CHECK_US = 250 * 1000,
 
     PUT_US = 6 * 1000 * 1000, /* a put's own time limit */
+    /* A put that is not done: dead nodes hold it up, see runner_push(). First after so long, then
+     * each time after twice as long again, which is 100, 300 and 700 ms after the start: later
+     * than live nodes answer, and before OpenDHT's own second is over. */
+    PUSH_US = 100 * 1000,
+    MAX_PUSHES = 3,
+    PUSH_KEYS = 256, /* at once, see directory.pushes */
 
     TIMER_GRAIN_US = 4096, /* timers are looked at together, no more often than this */
 
@@ -145,7 +151,9 @@ struct put_item {
     enum { PUT_WAITING, PUT_ASKED, PUT_DONE } state;
     bool holds_slot;
     uint64_t started_us;
-    struct ask *ask; /* counted in the directory's list */
+    unsigned pushes;  /* so many times pushed */
+    uint64_t push_us; /* when to push it next */
+    struct ask *ask;  /* counted in the directory's list */
 };
 
 struct put_batch {
@@ -199,6 +207,9 @@ struct directory {
 
     struct put_batch *batches, **batches_last, *batches_done;
     unsigned puts_in_flight;
+    /* Keys to be pushed by the worker once it has let go of the lock. */
+    uint8_t pushes[PUSH_KEYS][RECORD_KEY_BYTES];
+    size_t push_count;
 
     struct ask *oldest_ask, *newest_ask; /* given to OpenDHT, "done" not seen */
     unsigned outstanding;
@@ -272,6 +283,8 @@ void batch_done(struct directory *d, struct ask *ask, bool ok);
 void batches_timers(struct directory *d, uint64_t now_us);
 void batches_cancel_all(struct directory *d);
 /* Without: */
+/* Pushes what batches_timers() found to be due. By the worker. */
+void batches_push(struct directory *d);
 void batches_run_done(struct directory *d);
 
 #endif

@@ -83,9 +83,10 @@ static void start_one(struct directory *d, struct put_batch *b, size_t i, uint64
     }
     item->state = PUT_ASKED;
     item->started_us = now_us;
+    item->push_us = now_us + PUSH_US;
     item->holds_slot = true;
     d->puts_in_flight++;
-    directory_due(d, now_us + SLOT_HOLD_US);
+    directory_due(d, item->push_us);
 }
 
 void batches_start(struct directory *d, uint64_t now_us)
@@ -120,6 +121,32 @@ static void end_batch(struct directory *d, struct put_batch *b, skep_status outc
         }
 }
 
+/* Notes that a put has to be pushed, if it is time for that and there is room. */
+static void push_if_due(struct directory *d, const uint8_t *key, struct put_item *item,
+                        uint64_t now_us)
+{
+    if (item->pushes < MAX_PUSHES && item->push_us <= now_us && d->push_count < PUSH_KEYS) {
+        memcpy(d->pushes[d->push_count++], key, RECORD_KEY_BYTES);
+        item->pushes++;
+        item->push_us += (uint64_t)PUSH_US << item->pushes;
+    }
+    if (item->pushes < MAX_PUSHES)
+        directory_due(d, item->push_us);
+}
+
+void batches_push(struct directory *d)
+{
+    uint8_t keys[PUSH_KEYS][RECORD_KEY_BYTES];
+
+    pthread_mutex_lock(&d->lock);
+    size_t count = d->push_count;
+    memcpy(keys, d->pushes, count * RECORD_KEY_BYTES);
+    d->push_count = 0;
+    pthread_mutex_unlock(&d->lock);
+    for (size_t i = 0; i < count; i++)
+        runner_push(d->runner, keys[i]);
+}
+
 static void item_timers(struct directory *d, struct put_batch *b, size_t i, uint64_t now_us)
 {
     struct put_item *item = &b->items[i];
@@ -132,6 +159,8 @@ static void item_timers(struct directory *d, struct put_batch *b, size_t i, uint
         finish(d, b, i, SKEP_DEADLINE_EXCEEDED);
     else
         directory_due(d, item->started_us + (item->holds_slot ? SLOT_HOLD_US : PUT_US));
+    if (item->state == PUT_ASKED)
+        push_if_due(d, b->declarations[i].key, item, now_us);
 }
 
 void batches_timers(struct directory *d, uint64_t now_us)

@@ -1,7 +1,8 @@
 /*
- * The one C++ file of Skep: see opendht_ext.h for why it exists. `dht_runner` of the C bindings is
- * dht::DhtRunner under another name (opendht c/opendht.cpp), so both may be used on one object.
- * Every function catches everything: an exception through C frames would end the process.
+ * Most of the C++ of Skep (the rest: opendht_push.cpp): see opendht_ext.h for why it exists.
+ * `dht_runner` of the C bindings is dht::DhtRunner under another name (opendht c/opendht.cpp), so
+ * both may be used on one object. Every function catches everything: an exception through C frames
+ * would end the process.
  */
 #include "dht/opendht_ext.h"
 

@@ -6,8 +6,8 @@
  * leaves it.
  *
  * Threads: functions from any thread. Callbacks and policies run on OpenDHT's thread, with
- * OpenDHT's own lock held: they must not call opendht_ext_read_stats(), _known_peers() or
- * _public_addresses(), which take that lock.
+ * OpenDHT's own lock held: they must not call opendht_ext_push(), _read_stats(),
+ * _known_peers() or _public_addresses(), which take that lock.
  */
 #ifndef SKEP_DHT_OPENDHT_EXT_H
 #define SKEP_DHT_OPENDHT_EXT_H
@@ -109,6 +109,12 @@ struct opendht_ext_calls {
 void opendht_ext_put(dht_runner *runner, const uint8_t key[OPENDHT_EXT_KEY_BYTES],
                      uint64_t value_id, unsigned type_index, const uint8_t *data, size_t len,
                      const struct opendht_ext_calls *calls);
+/*
+ * Sends what is being put under a key to those storing nodes that have answered so far. By itself
+ * OpenDHT sends nothing before the eight nearest nodes have answered or a request to them has timed
+ * out, a second later: one dead node keeps a record from all live ones. Blocks for OpenDHT's lock.
+ */
+void opendht_ext_push(dht_runner *runner, const uint8_t key[OPENDHT_EXT_KEY_BYTES]);
 void opendht_ext_get(dht_runner *runner, const uint8_t key[OPENDHT_EXT_KEY_BYTES],
                      const struct opendht_ext_calls *calls);
 

@@ -446,6 +446,11 @@ void runner_put(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES
     opendht_ext_put(runner->dht, key, value_id, type_index, data, len, &calls);
 }
 
+void runner_push(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES])
+{
+    opendht_ext_push(runner->dht, key);
+}
+
 void runner_cancel_put(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES],
                        uint64_t value_id)
 {

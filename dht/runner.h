@@ -3,8 +3,9 @@
  * messages. Bytes only; records are checked through the two policies.
  *
  * Threads: functions from any thread, none blocks unless said. Callbacks run on OpenDHT's thread:
- * they copy, queue, signal and return. They may put and get, but must not call runner_status(),
- * runner_known_peers(), runner_public_addresses() or runner_free(): OpenDHT's own lock is held.
+ * they copy, queue, signal and return. They may put and get, but must not call runner_push(),
+ * runner_status(), runner_known_peers(), runner_public_addresses() or runner_free(): OpenDHT's own
+ * lock is held.
  */
 #ifndef SKEP_DHT_RUNNER_H
 #define SKEP_DHT_RUNNER_H
@@ -93,6 +94,13 @@ typedef void (*runner_put_fn)(void *arg, bool ok);
 void runner_put(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES],
                 uint64_t value_id, unsigned type_index, const uint8_t *data, size_t len,
                 runner_put_fn done, void *arg);
+/*
+ * Sends what is being put under a key to the storing nodes that have answered, without the wait
+ * for those that have not: OpenDHT gives these a second before it sends anything to anybody.
+ * For puts that take long; where all peers live it only finds nothing to do. May block for a moment
+ * behind OpenDHT's own lock.
+ */
+void runner_push(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES]);
 /* Stops our own re-announcing of a value. */
 void runner_cancel_put(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES],
                        uint64_t value_id);
