@@ -4,10 +4,10 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/cpu_count.h"
 #include "base/error.h"
 #include "base/fd.h"
 #include "base/log.h"
@@ -116,12 +116,10 @@ static skep_status open_experts(struct skep_node *node, struct skep_error *err)
 
 static unsigned io_threads(unsigned wanted)
 {
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-
     if (wanted > 0)
         return wanted;
-    /* Two cores are best spent on one thread of I/O and one of compute. */
-    return cores > 2 ? 2 : 1;
+    /* Two CPUs are best spent on one thread of I/O and one of compute. */
+    return cpu_count() > 2 ? 2 : 1;
 }
 
 static void fill_stats(void *arg, struct skep_node_stats *out)
