@@ -6,6 +6,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "cli/bench_stats.h"
+#include "experts/parallel.h"
 #include "experts/workspace.h"
 
 struct bench_gemm {
@@ -94,6 +95,7 @@ skep_status bench_gemm_new(size_t rows, size_t in, size_t out, bool bf16,
     if (g == NULL)
         return error_no_memory(err, "benchmark", sizeof(*g));
     *g = (struct bench_gemm){.rows = rows, .in = in, .out = out, .bf16 = bf16};
+    parallel_prepare(); /* the threads that experts compute with */
     g->x = numbers(bf16 ? rows * in / 2 + 1 : rows * in);
     g->y = floats_new(rows * out);
     dnnl_status_t rc = g->x != NULL && g->y != NULL ? dnnl_success : dnnl_out_of_memory;

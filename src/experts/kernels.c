@@ -44,6 +44,8 @@ static skep_status gemm(char ta, char tb, size_t m, size_t n, size_t k, const fl
     size_t lda = ta == 'N' ? k : m;
     size_t ldb = tb == 'N' ? n : k;
     int threads = is_single(m, n, k) ? parallel_single() : 0;
+
+    parallel_prepare();
     dnnl_status_t rc = dnnl_sgemm(ta, tb, (dnnl_dim_t)m, (dnnl_dim_t)n, (dnnl_dim_t)k, 1.0f, a,
                                   (dnnl_dim_t)lda, b, (dnnl_dim_t)ldb, beta, c, (dnnl_dim_t)n);
 

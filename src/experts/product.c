@@ -463,6 +463,7 @@ skep_status product_pack(const uint16_t *b, size_t n, size_t k, void *packed,
     if (rc == dnnl_success)
         rc = dnnl_primitive_create(&reorder, pd);
     if (rc == dnnl_success) {
+        parallel_prepare();
         const struct operand operands[2] = {{DNNL_ARG_FROM, &from, b}, {DNNL_ARG_TO, &to, packed}};
         rc = execute(reorder, operands, 2);
     }
