@@ -29,7 +29,7 @@ struct server_handlers {
     void (*complete)(void *arg, struct server_call *call);
     /* The last event of every call whose `started` returned SKEP_OK: answered, refused or its
      * caller gone. `user` may be freed if `complete` never came or server_call_reply() was called
-     * before. */
+     * before. If the caller is gone (server_call_is_gone()), it may call server_call_reply(). */
     void (*finished)(void *arg, struct server_call *call, void *user);
 };
 

@@ -185,11 +185,13 @@ static void on_complete(void *arg, struct session_stream *stream,
 static void end_session_side(struct server_call *call)
 {
     struct server *server = call->io->server;
+    bool is_last = !call->complete || call->replied;
 
     call->stream = NULL;
     call->conn = NULL;
+    /* May reply, now that nobody waits for the work; the reply releases the call then. */
     server->config.handlers.finished(server->config.arg, call, call->user);
-    if (!call->complete || call->replied)
+    if (is_last)
         release_call(call);
     if (atomic_fetch_sub(&server->open_calls, 1) == 1)
         server_check_idle(server);

@@ -144,8 +144,18 @@ skep_status request_start(struct service *service, struct server_call *call,
     return SKEP_OK;
 }
 
-void request_finished(struct request *request)
+/* Nobody waits for the outcome any more: what has not begun needs no place in the queue. */
+static void withdraw(struct request *request)
 {
+    struct hosted *hosted = request->hosted;
+
+    task_pool_withdraw(request->is_backward ? hosted->backward : hosted->forward, &request->task);
+}
+
+void request_finished(struct request *request, bool is_gone_now)
+{
+    if (is_gone_now)
+        withdraw(request);
     let_go(request);
 }
 

@@ -155,7 +155,7 @@ static void on_finished(void *arg, struct server_call *call, void *user)
     if (user == &lease_mark)
         leases_finished(service->leases, call);
     else if (user != NULL)
-        request_finished(user);
+        request_finished(user, server_call_is_gone(call));
 }
 
 const struct server_handlers service_handlers = {

@@ -50,7 +50,8 @@ skep_status request_start(struct service *service, struct server_call *call,
                           const struct call_headers *headers, bool is_backward,
                           struct request **out, struct skep_error *err);
 void request_complete(struct request *request);
-void request_finished(struct request *request);
+/* The caller has its answer or, if it is gone, will never take one. */
+void request_finished(struct request *request, bool is_gone_now);
 
 /* reports.c: results in msgpack. */
 void report_info(struct service *service, struct server_call *call, const struct hosted *hosted);

@@ -1,7 +1,12 @@
 /*
- * The threads: one that works ("skep-runtime") and one that watches it ("skep-watchdog").
+ * The threads: those that work ("skep-runtime" has the main lane, "skep-side" the side lanes) and
+ * one that watches ("skep-watchdog"). The policy of lanes is in task_pool.h.
  *
- * When a batch is overdue, the watchdog takes compute away from the thread that is stuck in it and
+ * The watchdog is also the clock of all that waits: it drops tasks whose deadline has passed, and
+ * wakes a side lane when a batch has run so long that others may pass it. It sleeps until the next
+ * such moment; whoever makes one that is earlier wakes it (plan_look()).
+ *
+ * When a batch is overdue, the watchdog takes its lane away from the thread that is stuck in it and
  * lets another one go on with the other pools. The stuck thread answers its batch if it ever comes
  * back, and ends.
  */
@@ -14,11 +19,85 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "experts/parallel.h"
 
 enum {
     SCRATCH_KEEP_BYTES = 16 << 20, /* larger join buffers are given back after each batch */
     RESPAWN_PERIOD_US = 1000000,   /* between two tries to start a thread */
+    SIDE_LANES = 3,                /* more would only share what the cores can do */
+    SIDE_SHARE = 4,                /* a side lane has one thread for so many of the main lane's */
 };
+
+/* --- who is woken, and when ---------------------------------------------------------------- */
+
+/* The lock is held in all of these. */
+static void plan_look(struct runtime *runtime, uint64_t at_us)
+{
+    if (at_us >= runtime->watch_at_us)
+        return;
+    runtime->watch_at_us = at_us;
+    pthread_cond_signal(&runtime->watch);
+}
+
+static void wake_lane(struct lane_state *lane)
+{
+    if (lane->signalled || lane->waiting == 0)
+        return;
+    lane->signalled = true;
+    pthread_cond_signal(&lane->wake);
+}
+
+/* A side worker also does the main lane's work while no thread could be started for that. */
+static void wake_main(struct runtime *runtime)
+{
+    struct lane_state *lanes = runtime->lanes;
+
+    wake_lane(&lanes[lanes[LANE_MAIN].serving > 0 ? LANE_MAIN : LANE_SIDE]);
+}
+
+void runtime_notice(struct runtime *runtime, const struct task_pool *pool, uint64_t now_us)
+{
+    plan_look(runtime, pool->first_deadline_us);
+    if (runtime->main == NULL) {
+        wake_main(runtime);
+    } else if (runtime->lanes[LANE_SIDE].wanted > 0) {
+        uint64_t at = queue_pass_at(pool, now_us);
+
+        if (at <= now_us)
+            wake_lane(&runtime->lanes[LANE_SIDE]);
+        else
+            plan_look(runtime, at);
+    }
+}
+
+/* When a waiting pool may pass the batches that run. */
+static uint64_t next_pass(const struct runtime *runtime, uint64_t now_us)
+{
+    uint64_t next = CLOCK_NEVER;
+
+    if (runtime->main == NULL || runtime->lanes[LANE_SIDE].wanted == 0)
+        return CLOCK_NEVER;
+    for (struct list_link *l = runtime->active.first; l != NULL; l = l->next) {
+        uint64_t at = queue_pass_at(task_pool_in_active(l), now_us);
+        next = at < next ? at : next;
+    }
+    return next;
+}
+
+void runtime_look_around(struct runtime *runtime, uint64_t now_us)
+{
+    if (runtime->active.first == NULL)
+        return;
+    if (runtime->main == NULL) {
+        wake_main(runtime);
+        return;
+    }
+    uint64_t at = next_pass(runtime, now_us);
+    if (at <= now_us)
+        wake_lane(&runtime->lanes[LANE_SIDE]);
+    else
+        plan_look(runtime, at);
+}
 
 /* --- batches ------------------------------------------------------------------------------- */
 
@@ -34,22 +113,32 @@ static void count_waits(struct task_pool *pool, const struct batch *batch, uint6
     }
 }
 
-void runtime_begin(struct runtime *runtime, struct batch *batch, uint64_t now_us)
+static void take_main(struct runtime *runtime, struct batch *batch)
 {
-    assert(runtime->current == NULL);
-    batch->started_us = now_us;
+    assert(runtime->main == NULL);
+    runtime->main = batch;
     batch->scratch = runtime->scratch;
     batch->scratch_cap = runtime->scratch_cap;
     runtime->scratch = NULL;
     runtime->scratch_cap = 0;
+}
+
+void runtime_begin(struct runtime *runtime, struct batch *batch, uint64_t now_us)
+{
+    uint64_t limit = batch->pool->config.stall_timeout_us;
+
+    batch->started_us = now_us;
+    batch->estimate_us = pool_estimate_us(batch->pool, batch->rows);
+    if (batch->lane == LANE_MAIN)
+        take_main(runtime, batch);
+    else
+        runtime->stats.side_batches++;
     batch->next_running = runtime->running;
     runtime->running = batch;
-    runtime->current = batch;
     count_waits(batch->pool, batch, now_us);
-    if (runtime->watchdog_sleeps) {
-        runtime->watchdog_sleeps = false;
-        pthread_cond_signal(&runtime->watch);
-    }
+    if (limit > 0)
+        plan_look(runtime, now_us + limit);
+    runtime_look_around(runtime, now_us);
 }
 
 /* A moving mean that a single preempted batch does not throw off. */
@@ -92,23 +181,18 @@ static void count_batch(struct runtime *runtime, const struct batch *batch, uint
         runtime->stats.inline_batches++;
 }
 
-static bool same_group(const struct task_pool *a, const struct task_pool *b)
-{
-    return a == b || (a->config.exclusive != NULL && a->config.exclusive == b->config.exclusive);
-}
-
 static void set_group_stalled(struct runtime *runtime, const struct task_pool *of, bool is_stalled,
                               struct task_list *failed)
 {
     for (struct task_pool *pool = runtime->pools; pool != NULL; pool = pool->next_pool)
-        if (same_group(pool, of)) {
+        if (pool_same_group(pool, of)) {
             pool->is_stalled = is_stalled;
             if (is_stalled)
                 queue_take_all(pool, failed);
         }
 }
 
-/* Leaves `running`; gives compute and scratch memory back unless another thread has compute. */
+/* Leaves `running`; gives lane and scratch memory back unless another thread has the lane. */
 static void leave(struct runtime *runtime, struct batch *batch)
 {
     struct batch **at = &runtime->running;
@@ -121,10 +205,12 @@ static void leave(struct runtime *runtime, struct batch *batch)
         set_group_stalled(runtime, batch->pool, false, NULL);
         batch->pool->tell_recovered = true;
         runtime->watchdog_news = true;
-        pthread_cond_signal(&runtime->watch);
+        plan_look(runtime, 0);
         return;
     }
-    runtime->current = NULL;
+    if (batch->lane != LANE_MAIN)
+        return;
+    runtime->main = NULL;
     if (batch->scratch_cap <= SCRATCH_KEEP_BYTES) {
         runtime->scratch = batch->scratch;
         runtime->scratch_cap = batch->scratch_cap;
@@ -154,46 +240,87 @@ bool runtime_run(struct runtime *runtime, struct batch *batch)
     return overdue;
 }
 
-/* --- the working thread -------------------------------------------------------------------- */
+/* --- the working threads ------------------------------------------------------------------- */
 
 /* Waits for something to look at. The lock is held. */
-static void worker_wait(struct runtime *runtime, uint64_t until_us)
+static void worker_wait(struct runtime *runtime, enum lane lane, uint64_t until_us)
 {
-    runtime->worker_waits = true;
-    cond_wait_until(&runtime->wake, &runtime->lock, until_us);
-    runtime->worker_waits = false;
+    struct lane_state *state = &runtime->lanes[lane];
+
+    state->waiting++;
+    cond_wait_until(&state->wake, &runtime->lock, until_us);
+    state->waiting--;
+    state->signalled = false;
+}
+
+/* The lane in which a worker may start a batch now; LANE_COUNT: none. */
+static enum lane open_lane(const struct runtime *runtime, const struct worker *worker)
+{
+    bool main_is_free = runtime->main == NULL;
+
+    if (worker->lane == LANE_MAIN || runtime->lanes[LANE_MAIN].serving == 0)
+        return main_is_free ? LANE_MAIN : worker->lane == LANE_SIDE ? LANE_SIDE : LANE_COUNT;
+    return main_is_free ? LANE_COUNT : LANE_SIDE; /* its own worker is on the way to it */
+}
+
+/* Whether the thread goes on after its batch was taken for overdue: another one took over, unless
+ * none could be started. The lock is held. */
+static bool is_needed_still(struct runtime *runtime, const struct worker *worker)
+{
+    struct lane_state *lane = &runtime->lanes[worker->lane];
+
+    if (lane->serving >= lane->wanted)
+        return false;
+    lane->serving++;
+    return true;
 }
 
 /* One look at the queues; false if the thread has to end. The lock is held, and released for work.
  */
-static bool worker_turn(struct runtime *runtime)
+static bool worker_turn(struct runtime *runtime, struct worker *worker)
 {
-    struct batch batch = {0};
+    struct batch batch = {.lane = open_lane(runtime, worker), .worker = worker};
     struct task_list expired = {0};
     struct task_list gone = {0};
     uint64_t ready_at = CLOCK_NEVER;
     uint64_t now = clock_mono_us();
     bool overdue = false;
-    bool work = runtime->current == NULL &&
+    bool work = batch.lane != LANE_COUNT &&
                 queue_next_batch(runtime, now, &batch, &expired, &gone, &ready_at);
 
     if (!work && expired.head == NULL && gone.head == NULL) {
-        worker_wait(runtime, ready_at);
+        worker_wait(runtime, worker->lane, batch.lane == LANE_MAIN ? ready_at : CLOCK_NEVER);
         return true;
     }
     if (work)
         runtime_begin(runtime, &batch, now);
     pthread_mutex_unlock(&runtime->lock);
     tasks_drop(&expired, &gone);
-    if (work)
+    if (work) {
+        parallel_team_check();
         overdue = runtime_run(runtime, &batch);
+    }
     pthread_mutex_lock(&runtime->lock);
-    if (!overdue)
-        return true;
-    /* Another thread took over, unless none could be started: then this one goes on. */
-    bool needed = runtime->worker_missing;
-    runtime->worker_missing = false;
-    return needed;
+    if (work && batch.lane == LANE_SIDE)
+        runtime_look_around(runtime, clock_mono_us()); /* its group may go on in the main lane */
+    return !overdue || is_needed_still(runtime, worker);
+}
+
+/* The worker that is needed at once computes with what there is; one of the first must have all. */
+static void make_team(struct runtime *runtime, struct worker *worker)
+{
+    struct skep_error err;
+    skep_status rc = parallel_team_make(runtime->lanes[worker->lane].threads, &err);
+
+    if (rc != SKEP_OK && !worker->is_first)
+        log_warn("runtime: a thread goes on alone: %s", err.message);
+    pthread_mutex_lock(&runtime->lock);
+    worker->ready = true;
+    worker->status = rc;
+    if (rc != SKEP_OK)
+        worker->err = err;
+    pthread_cond_broadcast(&runtime->ended);
+    pthread_mutex_unlock(&runtime->lock);
 }
 
 static void worker_main(void *arg)
@@ -201,8 +328,11 @@ static void worker_main(void *arg)
     struct worker *worker = arg;
     struct runtime *runtime = worker->runtime;
 
+    make_team(runtime, worker);
     pthread_mutex_lock(&runtime->lock);
-    while (!runtime->stopping && worker_turn(runtime))
+    while (!runtime->started && !runtime->stopping)
+        worker_wait(runtime, worker->lane, CLOCK_NEVER);
+    while (!runtime->stopping && worker_turn(runtime, worker))
         continue;
     worker->ended = true;
     runtime->workers_alive--;
@@ -229,7 +359,8 @@ static void reap_workers(struct runtime *runtime)
 }
 
 /* The lock is held. */
-static skep_status add_worker(struct runtime *runtime, struct skep_error *err)
+static skep_status add_worker(struct runtime *runtime, enum lane lane, struct worker **out,
+                              struct skep_error *err)
 {
     struct worker *worker = mem_calloc(1, sizeof(*worker));
     skep_status rc;
@@ -237,7 +368,10 @@ static skep_status add_worker(struct runtime *runtime, struct skep_error *err)
     if (worker == NULL)
         return error_no_memory(err, "runtime thread", sizeof(*worker));
     worker->runtime = runtime;
-    rc = thread_start(&worker->thread, "skep-runtime", worker_main, worker, err);
+    worker->lane = lane;
+    worker->is_first = out != NULL;
+    rc = thread_start(&worker->thread, lane == LANE_MAIN ? "skep-runtime" : "skep-side",
+                      worker_main, worker, err);
     if (rc != SKEP_OK) {
         mem_free(worker);
         return rc;
@@ -245,6 +379,24 @@ static skep_status add_worker(struct runtime *runtime, struct skep_error *err)
     worker->next = runtime->workers;
     runtime->workers = worker;
     runtime->workers_alive++;
+    runtime->lanes[lane].serving++;
+    if (out != NULL)
+        *out = worker;
+    return SKEP_OK;
+}
+
+/* One of the first workers, with its whole team. The lock is held, and released for waiting. */
+static skep_status start_worker(struct runtime *runtime, enum lane lane, struct skep_error *err)
+{
+    struct worker *worker = NULL;
+    skep_status rc = add_worker(runtime, lane, &worker, err);
+
+    if (rc != SKEP_OK)
+        return rc;
+    while (!worker->ready)
+        pthread_cond_wait(&runtime->ended, &runtime->lock);
+    if (worker->status != SKEP_OK)
+        return error_set(err, worker->status, "runtime: %s", worker->err.message);
     return SKEP_OK;
 }
 
@@ -257,33 +409,42 @@ static bool is_overdue(const struct batch *batch, uint64_t now_us)
     return limit > 0 && now_us >= batch->started_us + limit;
 }
 
-/* Takes compute away from the current batch. The lock is held. */
-static void take_over(struct runtime *runtime, struct task_list *failed)
+/* Takes its lane away from a batch. The lock is held. */
+static void take_over(struct runtime *runtime, struct batch *batch, struct task_list *failed)
 {
-    struct batch *batch = runtime->current;
-
     batch->overdue = true;
-    runtime->current = NULL;
+    if (runtime->main == batch)
+        runtime->main = NULL;
+    if (batch->worker != NULL)
+        runtime->lanes[batch->worker->lane].serving--;
     runtime->stats.stalls++;
     runtime->stats.stalled_batches++;
     set_group_stalled(runtime, batch->pool, true, failed);
     batch->pool->tell_stalled = true;
     runtime->watchdog_news = true;
-    if (!batch->is_inline)
-        runtime->worker_missing = true;
-    else if (runtime->worker_waits)
-        pthread_cond_signal(&runtime->wake);
 }
 
-static void replace_worker(struct runtime *runtime)
+static bool is_worker_missing(const struct runtime *runtime)
+{
+    for (int l = 0; l < LANE_COUNT; l++)
+        if (runtime->lanes[l].serving < runtime->lanes[l].wanted)
+            return true;
+    return false;
+}
+
+static void replace_workers(struct runtime *runtime)
 {
     struct skep_error err;
+    skep_status rc = SKEP_OK;
 
     reap_workers(runtime);
-    if (add_worker(runtime, &err) == SKEP_OK)
-        runtime->worker_missing = false;
-    else
-        log_error("runtime: no thread to go on with: %s", err.message);
+    for (int l = 0; l < LANE_COUNT && rc == SKEP_OK; l++)
+        while (runtime->lanes[l].serving < runtime->lanes[l].wanted && rc == SKEP_OK)
+            rc = add_worker(runtime, (enum lane)l, NULL, &err);
+    if (rc != SKEP_OK)
+        log_error("runtime: a thread is missing, %u go on: %s",
+                  runtime->lanes[LANE_MAIN].serving + runtime->lanes[LANE_SIDE].serving,
+                  err.message);
 }
 
 /* The next pool that has something to be told; its flags are cleared. The lock is held. */
@@ -328,43 +489,103 @@ static void tell_news(struct runtime *runtime)
 }
 
 /*
- * When to look again. While batches come and go, that is one look per stall timeout instead of one
- * wake-up per batch; after a period without any batch it sleeps until runtime_begin() wakes it.
+ * Until when nothing of the running batches is to be seen. While batches come and go, that is one
+ * look per stall timeout instead of one wake-up per batch; after a period without any batch it is
+ * for ever: runtime_begin() plans the next look.
  */
-static uint64_t next_look(struct runtime *runtime, uint64_t now_us, uint64_t *seen_batches)
+static uint64_t next_stall(const struct runtime *runtime, uint64_t now_us, uint64_t *seen_batches)
 {
-    const struct batch *batch = runtime->current;
-    bool active = batch != NULL || runtime->stats.batches != *seen_batches;
+    bool active = runtime->running != NULL || runtime->stats.batches != *seen_batches;
+    uint64_t until = CLOCK_NEVER;
 
     *seen_batches = runtime->stats.batches;
-    if (runtime->worker_missing)
-        return now_us + RESPAWN_PERIOD_US;
-    if (runtime->shortest_stall_us == 0)
-        return CLOCK_NEVER;
-    if (!active) {
-        runtime->watchdog_sleeps = true;
-        return CLOCK_NEVER;
+    /* The next batch may be of a pool with less patience than those that run. */
+    if (active && runtime->shortest_stall_us > 0)
+        until = now_us + runtime->shortest_stall_us;
+    for (const struct batch *b = runtime->running; b != NULL; b = b->next_running) {
+        uint64_t limit = b->pool->config.stall_timeout_us;
+
+        if (!b->overdue && limit > 0 && b->started_us + limit < until)
+            until = b->started_us + limit;
     }
-    /* The next batch may be of a pool with less patience than the current one's. */
-    uint64_t until = now_us + runtime->shortest_stall_us;
-    uint64_t limit = batch != NULL ? batch->pool->config.stall_timeout_us : 0;
-    return limit > 0 && batch->started_us + limit < until ? batch->started_us + limit : until;
+    return until;
+}
+
+static uint64_t next_deadline(const struct runtime *runtime)
+{
+    uint64_t next = CLOCK_NEVER;
+
+    for (struct list_link *l = runtime->active.first; l != NULL; l = l->next) {
+        uint64_t at = task_pool_in_active(l)->first_deadline_us;
+        next = at < next ? at : next;
+    }
+    return next;
+}
+
+static uint64_t next_look(const struct runtime *runtime, uint64_t now_us, uint64_t *seen_batches)
+{
+    uint64_t until = next_stall(runtime, now_us, seen_batches);
+    uint64_t others[] = {next_deadline(runtime), next_pass(runtime, now_us),
+                         is_worker_missing(runtime) ? now_us + RESPAWN_PERIOD_US : CLOCK_NEVER};
+
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+        until = others[i] < until ? others[i] : until;
+    /* A pool may pass by now but no side lane is free: one that becomes free looks by itself. */
+    return until > now_us ? until : now_us + LONG_WORK_US;
+}
+
+/* The lock is held, and released for the callbacks. */
+static void fail_overdue(struct runtime *runtime)
+{
+    struct batch *batch = runtime->running;
+    uint64_t now = clock_mono_us();
+
+    while (batch != NULL) {
+        struct task_list failed = {0};
+        const char *name = batch->pool->config.name;
+
+        if (batch->overdue || !is_overdue(batch, now)) {
+            batch = batch->next_running;
+            continue;
+        }
+        take_over(runtime, batch, &failed);
+        pthread_mutex_unlock(&runtime->lock);
+        tasks_fail(&failed, SKEP_UNAVAILABLE, name, "stalled: its last batch takes too long");
+        pthread_mutex_lock(&runtime->lock);
+        batch = runtime->running; /* the list may have changed */
+    }
+}
+
+/* A task whose deadline passes is answered then, not when its turn would have come. The lock is
+ * held, and released for the callbacks. */
+static void drop_expired(struct runtime *runtime)
+{
+    struct task_list expired = {0};
+    struct task_list gone = {0};
+    uint64_t now = clock_mono_us();
+    struct list_link *next;
+
+    for (struct list_link *l = runtime->active.first; l != NULL; l = next) {
+        struct task_pool *pool = task_pool_in_active(l);
+
+        next = l->next; /* an emptied pool leaves the list */
+        if (pool->first_deadline_us <= now)
+            queue_purge(pool, now, &expired, &gone);
+    }
+    if (expired.head == NULL && gone.head == NULL)
+        return;
+    pthread_mutex_unlock(&runtime->lock);
+    tasks_drop(&expired, &gone);
+    pthread_mutex_lock(&runtime->lock);
 }
 
 static void watchdog_look(struct runtime *runtime)
 {
-    struct task_list failed = {0};
-
-    if (runtime->current != NULL && is_overdue(runtime->current, clock_mono_us())) {
-        const char *name = runtime->current->pool->config.name;
-
-        take_over(runtime, &failed);
-        pthread_mutex_unlock(&runtime->lock);
-        tasks_fail(&failed, SKEP_UNAVAILABLE, name, "stalled: its last batch takes too long");
-        pthread_mutex_lock(&runtime->lock);
-    }
-    if (runtime->worker_missing && !runtime->stopping)
-        replace_worker(runtime);
+    fail_overdue(runtime);
+    drop_expired(runtime);
+    if (is_worker_missing(runtime) && !runtime->stopping)
+        replace_workers(runtime);
+    runtime_look_around(runtime, clock_mono_us());
     if (runtime->watchdog_news)
         tell_news(runtime);
 }
@@ -376,12 +597,14 @@ static void watchdog_main(void *arg)
 
     pthread_mutex_lock(&runtime->lock);
     while (!runtime->stopping) {
-        watchdog_look(runtime);
+        runtime->watch_at_us = 0;
+        if (runtime->started)
+            watchdog_look(runtime);
         if (runtime->stopping || runtime->watchdog_news)
             continue;
-        uint64_t until = next_look(runtime, clock_mono_us(), &seen_batches);
-        cond_wait_until(&runtime->watch, &runtime->lock, until);
-        runtime->watchdog_sleeps = false;
+        runtime->watch_at_us =
+            runtime->started ? next_look(runtime, clock_mono_us(), &seen_batches) : CLOCK_NEVER;
+        cond_wait_until(&runtime->watch, &runtime->lock, runtime->watch_at_us);
     }
     pthread_mutex_unlock(&runtime->lock);
 }
@@ -396,18 +619,43 @@ skep_status runtime_new(struct runtime **out, struct skep_error *err)
     if (runtime == NULL)
         return error_no_memory(err, "runtime", sizeof(*runtime));
     pthread_mutex_init(&runtime->lock, NULL);
-    cond_init(&runtime->wake);
     cond_init(&runtime->watch);
     cond_init(&runtime->ended);
+    for (int l = 0; l < LANE_COUNT; l++)
+        cond_init(&runtime->lanes[l].wake);
+    runtime_set_lanes(runtime, parallel_default(), SIDE_LANES);
     return SKEP_OK;
 }
 
-/* Takes back a watchdog that has nobody to watch. The lock is held, and released for waiting: for
- * so long tasks are refused, as if the runtime were stopping. */
-static void end_watchdog(struct runtime *runtime)
+void runtime_set_lanes(struct runtime *runtime, unsigned threads, unsigned side_lanes)
+{
+    pthread_mutex_lock(&runtime->lock);
+    assert(!runtime->started);
+    runtime->lanes[LANE_MAIN].threads = threads;
+    runtime->lanes[LANE_MAIN].wanted = 1;
+    runtime->lanes[LANE_SIDE].threads = threads / SIDE_SHARE > 1 ? threads / SIDE_SHARE : 1;
+    runtime->lanes[LANE_SIDE].wanted = side_lanes;
+    pthread_mutex_unlock(&runtime->lock);
+}
+
+static void wake_all(struct runtime *runtime)
+{
+    for (int l = 0; l < LANE_COUNT; l++)
+        pthread_cond_broadcast(&runtime->lanes[l].wake);
+    pthread_cond_broadcast(&runtime->watch);
+}
+
+/* Takes back the threads of a start that failed. The lock is held, and released for waiting: for so
+ * long tasks are refused, as if the runtime were stopping. */
+static void end_threads(struct runtime *runtime)
 {
     runtime->stopping = true;
-    pthread_cond_broadcast(&runtime->watch);
+    wake_all(runtime);
+    while (runtime->workers_alive > 0)
+        pthread_cond_wait(&runtime->ended, &runtime->lock);
+    reap_workers(runtime);
+    for (int l = 0; l < LANE_COUNT; l++)
+        runtime->lanes[l].serving = 0;
     pthread_mutex_unlock(&runtime->lock);
     thread_join(&runtime->watchdog);
     pthread_mutex_lock(&runtime->lock);
@@ -419,16 +667,20 @@ skep_status runtime_start(struct runtime *runtime, struct skep_error *err)
     skep_status rc = SKEP_OK;
 
     pthread_mutex_lock(&runtime->lock);
-    if (runtime->started || runtime->stopping)
+    if (runtime->started || runtime->stopping || runtime->watchdog.started) {
         rc = error_set(err, SKEP_FAILED_PRECONDITION, "runtime: started before");
-    else
-        rc = thread_start(&runtime->watchdog, "skep-watchdog", watchdog_main, runtime, err);
+        pthread_mutex_unlock(&runtime->lock);
+        return rc;
+    }
+    rc = thread_start(&runtime->watchdog, "skep-watchdog", watchdog_main, runtime, err);
+    for (int l = 0; l < LANE_COUNT && rc == SKEP_OK; l++)
+        for (unsigned i = 0; i < runtime->lanes[l].wanted && rc == SKEP_OK; i++)
+            rc = start_worker(runtime, (enum lane)l, err);
     if (rc == SKEP_OK) {
-        rc = add_worker(runtime, err);
-        if (rc == SKEP_OK)
-            runtime->started = true;
-        else
-            end_watchdog(runtime);
+        runtime->started = true;
+        wake_all(runtime);
+    } else {
+        end_threads(runtime);
     }
     pthread_mutex_unlock(&runtime->lock);
     return rc;
@@ -460,7 +712,7 @@ void runtime_drain(struct runtime *runtime)
 {
     pthread_mutex_lock(&runtime->lock);
     runtime->draining = true;
-    pthread_cond_broadcast(&runtime->wake);
+    wake_all(runtime);
     pthread_mutex_unlock(&runtime->lock);
 }
 
@@ -473,8 +725,7 @@ bool runtime_stop(struct runtime *runtime, uint64_t deadline_us)
     runtime->stopping = true;
     while (runtime->active.first != NULL)
         queue_take_all(task_pool_in_active(runtime->active.first), &failed);
-    pthread_cond_broadcast(&runtime->wake);
-    pthread_cond_broadcast(&runtime->watch);
+    wake_all(runtime);
     pthread_mutex_unlock(&runtime->lock);
     tasks_fail(&failed, SKEP_UNAVAILABLE, "runtime", "the node is stopping");
     thread_join(&runtime->watchdog);
@@ -503,7 +754,8 @@ void runtime_free(struct runtime *runtime)
         mem_free(pool);
     }
     mem_free(runtime->scratch);
-    pthread_cond_destroy(&runtime->wake);
+    for (int l = 0; l < LANE_COUNT; l++)
+        pthread_cond_destroy(&runtime->lanes[l].wake);
     pthread_cond_destroy(&runtime->watch);
     pthread_cond_destroy(&runtime->ended);
     pthread_mutex_destroy(&runtime->lock);

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/tensor.h"
+#include "experts/parallel.h"
 
 enum {
     DEFAULT_MAX_BATCH = 4096,
@@ -65,6 +66,7 @@ skep_status task_pool_new(struct runtime *runtime, const struct task_pool_config
         return error_no_memory(err, config->name, sizeof(*pool));
     pool->runtime = runtime;
     pool->config = *config;
+    pool->first_deadline_us = CLOCK_NEVER;
     set_defaults(&pool->config);
     pool->config.name = mem_strdup(config->name);
     if (pool->config.name == NULL) {
@@ -75,7 +77,8 @@ skep_status task_pool_new(struct runtime *runtime, const struct task_pool_config
     if (config->stall_timeout_us > 0 && (runtime->shortest_stall_us == 0 ||
                                          config->stall_timeout_us < runtime->shortest_stall_us)) {
         runtime->shortest_stall_us = config->stall_timeout_us;
-        pthread_cond_signal(&runtime->watch); /* it sleeps for as long as the others allow */
+        runtime->watch_at_us = 0; /* it sleeps for as long as the others allow */
+        pthread_cond_signal(&runtime->watch);
     }
     pool->next_pool = runtime->pools;
     runtime->pools = pool;
@@ -178,26 +181,32 @@ static skep_status refuse_closed(struct task_pool *pool, struct skep_error *err)
                                              : "stalled: its last batch takes too long");
 }
 
-/* Whether the submitting thread may do the work itself: the way over the runtime's thread costs
- * more than short work does. */
-static bool may_run_here(const struct task_pool *pool, const struct task *task)
+/*
+ * The lane in which the submitting thread may do the work itself, since the way over another thread
+ * costs more than short work does; LANE_COUNT: it may not. The main lane while nothing waits;
+ * beside a long batch a side lane.
+ */
+static enum lane inline_lane(const struct task_pool *pool, const struct task *task)
 {
     const struct runtime *runtime = pool->runtime;
 
-    if (!pool->config.may_run_inline || !runtime->started || runtime->current != NULL ||
-        runtime->stats.queued_tasks > 0 || task->rows < pool->config.min_batch_size)
-        return false;
+    if (!pool->config.may_run_inline || !runtime->started ||
+        task->rows < pool->config.min_batch_size || pool->is_active)
+        return LANE_COUNT;
     float us = pool_estimate_us(pool, task->rows);
-    return us >= 0 && us < INLINE_WORK_MAX_US;
-}
-
-/* Nobody computes and tasks wait: somebody must look at them. The lock is held. */
-static void wake_worker(struct runtime *runtime)
-{
-    if (runtime->worker_waits && runtime->current == NULL) {
-        runtime->worker_waits = false;
-        pthread_cond_signal(&runtime->wake);
-    }
+    if (us < 0 || us >= INLINE_WORK_MAX_US)
+        return LANE_COUNT;
+    if (runtime->running == NULL)
+        return runtime->stats.queued_tasks == 0 ? LANE_MAIN : LANE_COUNT;
+    if (queue_is_group_busy(pool))
+        return LANE_COUNT;
+    if (runtime->main == NULL)
+        return runtime->stats.queued_tasks == 0 ? LANE_MAIN : LANE_COUNT;
+    /* A side worker that was woken has a task that came first. */
+    return !runtime->lanes[LANE_SIDE].signalled && runtime->lanes[LANE_SIDE].wanted > 0 &&
+                   queue_side_room_us(runtime, task->submitted_us) >= us
+               ? LANE_SIDE
+               : LANE_COUNT;
 }
 
 /* Whether short work of a single pool came in meanwhile: then no thread need be woken for it. */
@@ -205,7 +214,7 @@ static bool short_work_waits(const struct runtime *runtime)
 {
     const struct task_pool *only = task_pool_in_active(runtime->active.first);
 
-    if (runtime->current != NULL || runtime->stopping || only == NULL ||
+    if (runtime->main != NULL || runtime->stopping || only == NULL ||
         only->in_active.next != NULL || !only->config.may_run_inline)
         return false;
     float us = pool_estimate_us(only, only->stats.queued_rows);
@@ -221,7 +230,7 @@ static bool next_inline(struct runtime *runtime, struct batch *batch, bool may_g
     uint64_t now = clock_mono_us();
     bool more;
 
-    *batch = (struct batch){.is_inline = true};
+    *batch = (struct batch){.is_inline = true, .lane = LANE_MAIN};
     pthread_mutex_lock(&runtime->lock);
     more = may_go_on && short_work_waits(runtime) &&
            queue_next_batch(runtime, now, batch, &expired, &gone, &ready_at);
@@ -229,8 +238,7 @@ static bool next_inline(struct runtime *runtime, struct batch *batch, bool may_g
         runtime_begin(runtime, batch, now);
     } else {
         runtime->inline_threads--;
-        if (runtime->active.first != NULL)
-            wake_worker(runtime);
+        runtime_look_around(runtime, now);
         if (runtime->stopping)
             pthread_cond_broadcast(&runtime->ended);
     }
@@ -239,14 +247,18 @@ static bool next_inline(struct runtime *runtime, struct batch *batch, bool may_g
     return more;
 }
 
+/* With one thread: a team of the submitter's own would cost more than such work takes. */
 static void run_inline(struct runtime *runtime, struct batch *batch)
 {
+    bool may_go_on = batch->lane == LANE_MAIN;
+    int single = parallel_single();
     bool overdue;
     unsigned batches = 0;
 
     do
         overdue = runtime_run(runtime, batch);
-    while (next_inline(runtime, batch, !overdue && ++batches < INLINE_BATCHES_MAX));
+    while (next_inline(runtime, batch, may_go_on && !overdue && ++batches < INLINE_BATCHES_MAX));
+    parallel_restore(single);
 }
 
 /* Puts a task where it belongs. The lock is held; *inline_batch is entered if it may run here. */
@@ -261,9 +273,10 @@ static skep_status place(struct task_pool *pool, struct task *task, struct batch
         queue_purge(pool, task->submitted_us, expired, gone);
     if (is_full(pool, task))
         return refuse_full(pool, err);
-    if (!may_run_here(pool, task)) {
+    enum lane lane = inline_lane(pool, task);
+    if (lane == LANE_COUNT) {
         queue_add(pool, task);
-        wake_worker(runtime);
+        runtime_notice(runtime, pool, task->submitted_us);
         return SKEP_OK;
     }
     task_list_push(&inline_batch->tasks, task);
@@ -271,9 +284,22 @@ static skep_status place(struct task_pool *pool, struct task *task, struct batch
     inline_batch->task_count = 1;
     inline_batch->rows = task->rows;
     inline_batch->is_inline = true;
+    inline_batch->lane = lane;
     runtime->inline_threads++;
     runtime_begin(runtime, inline_batch, task->submitted_us);
     return SKEP_OK;
+}
+
+void task_pool_withdraw(struct task_pool *pool, struct task *task)
+{
+    struct task_list expired = {0};
+    struct task_list gone = {0};
+
+    pthread_mutex_lock(&pool->runtime->lock);
+    if (queue_withdraw(pool, task))
+        task_list_push(&gone, task);
+    pthread_mutex_unlock(&pool->runtime->lock);
+    tasks_drop(&expired, &gone);
 }
 
 skep_status task_pool_submit(struct task_pool *pool, struct task *task, struct skep_error *err)
@@ -287,6 +313,7 @@ skep_status task_pool_submit(struct task_pool *pool, struct task *task, struct s
     if (rc != SKEP_OK)
         return rc;
     task->was_worked = false;
+    task->is_queued = false;
     task->next = NULL;
     task->submitted_us = clock_mono_us();
 

@@ -5,9 +5,28 @@
  * and hands it to its work function. The runtime serves the pool whose first task has the highest
  * priority, among these the one whose task has waited longest.
  *
- * Threads: any thread submits. Work functions run one at a time (the compute lock), on the
- * runtime's thread or, when the runtime is idle and the pool's work is known to be short, on the
- * submitting thread. `done` runs on the thread that did the work, with no lock held.
+ * Batches of one expert (of one `exclusive` group) never run at the same time. Those of others
+ * share the CPUs by lanes:
+ *
+ *   main lane  one batch at a time, in the order above, on as many threads as there are CPUs. Alone
+ *              it is as fast as the machine.
+ *   side lane  a batch may start beside those that run if each of them takes longer than 5 ms, by
+ *              its estimate or already, and it is expected to take at most an eighth of what each
+ *              of them still needs. One that outlasts its estimate, or has none, counts as if it
+ *              needed as long again as it has run. A pool that has not worked yet passes what has
+ *              run for 100 ms. A batch that passes takes no more rows than are expected to fit.
+ *              There are 3 side lanes, each with a quarter of the threads, at least one.
+ *
+ * So a long batch delays short ones of other experts by some milliseconds, while long batches
+ * follow one another with all CPUs each: sharing these would finish none of them sooner. Estimates
+ * are moving means of each pool's own batches, by number of rows.
+ *
+ * A task whose deadline passes while it waits is dropped at that moment, and one whose caller
+ * leaves when task_pool_withdraw() says so.
+ *
+ * Threads: any thread submits. Work functions run on the runtime's threads or, when the pool's work
+ * is known to be short and may start at once, on the submitting thread (with one thread). `done`
+ * runs on the thread that did the work, or that found the task dead, with no lock held.
  */
 #ifndef SKEP_RUNTIME_TASK_POOL_H
 #define SKEP_RUNTIME_TASK_POOL_H
@@ -44,6 +63,7 @@ struct task {
     bool was_worked;
     /* The pool's. */
     struct task *next;
+    bool is_queued;
     uint64_t submitted_us;
     uint64_t shape_key;
     size_t bytes;
@@ -91,7 +111,7 @@ struct task_pool_stats {
 };
 
 struct runtime_stats {
-    uint64_t batches, inline_batches, busy_us, stalls;
+    uint64_t batches, inline_batches, side_batches, busy_us, stalls;
     size_t queued_tasks, queued_bytes;
     unsigned stalled_batches; /* going on now */
 };
@@ -100,7 +120,14 @@ SKEP_MUST_CHECK skep_status runtime_new(struct runtime **out, struct skep_error 
 /* Bounds the tensors of all tasks queued in all pools; 0: no bound (the default). */
 void runtime_limit_queue(struct runtime *runtime, size_t max_bytes);
 void runtime_stats(struct runtime *runtime, struct runtime_stats *out);
-/* Starts the runtime's and the watchdog's thread. Tasks submitted earlier have waited for it. */
+/*
+ * Sets how many threads the main lane has, and how many side lanes there are. By default the first
+ * is parallel_default(), the second 3; with 0, batches run one after the other. Before
+ * runtime_start().
+ */
+void runtime_set_lanes(struct runtime *runtime, unsigned threads, unsigned side_lanes);
+/* Starts all threads that batches need, and the watchdog. Tasks submitted earlier have waited for
+ * it. @return SKEP_RESOURCE_EXHAUSTED if the system refuses a thread. */
 SKEP_MUST_CHECK skep_status runtime_start(struct runtime *runtime, struct skep_error *err);
 /* Whether no task is queued or being worked on. */
 bool runtime_is_idle(struct runtime *runtime);
@@ -124,6 +151,11 @@ SKEP_MUST_CHECK skep_status task_pool_new(struct runtime *runtime,
  */
 SKEP_MUST_CHECK skep_status task_pool_submit(struct task_pool *pool, struct task *task,
                                              struct skep_error *err);
+/* The caller of a task that was submitted has left: unless it is worked on or done with, its `done`
+ * runs now, on this thread, with SKEP_CANCELLED. The task must still exist, its `done` may have
+ * run.
+ */
+void task_pool_withdraw(struct task_pool *pool, struct task *task);
 void task_pool_stats(struct task_pool *pool, struct task_pool_stats *out);
 const char *task_pool_name(const struct task_pool *pool);
 

@@ -1,4 +1,5 @@
-"""An expert that never comes back, of a plugin: its node takes it off the swarm and serves on."""
+"""An expert of a plugin that takes its time, or never comes back: its node serves the others, and
+takes it off the swarm."""
 
 import json
 import os
@@ -144,6 +145,27 @@ def case_who_leases_the_node_goes_before_those_who_came_first():
         assert waiting.poll() is None
         s.release("2")
         assert ended(blocking) == (0, "") and ended(waiting) == (0, "")
+
+
+def case_a_pass_under_way_keeps_no_other_expert_waiting():
+    """And who gives up behind it, by its limit or by leaving, keeps no place in the queue."""
+    with Swarm() as swarm, Stalling(swarm, stall_ms=0) as s:
+        def until_waiting(count):
+            until(lambda: call("b.0", node=s.node)["queued_tasks"] == count, 20,
+                  "%d calls wait" % count)
+        first, leaves = s.block()
+        until_waiting(1)
+        for _ in range(3):
+            s.serves("b.1")
+        refused(4, "", "call", "b.0", "--endpoint", s.node.endpoint, "--timeout", "500ms",
+                "--input", s.good, "--output", s.out)
+        until_waiting(1)
+        leaves.kill()
+        until_waiting(0)
+        assert first.poll() is None
+        s.release()
+        assert ended(first) == (0, "")
+        s.serves("b.0")
 
 
 main(globals())

@@ -123,6 +123,7 @@ static void higher_priority_goes_first_and_equal_in_order_of_coming(void **state
     struct runtime *runtime;
 
     assert_int_equal(runtime_new(&runtime, NULL), SKEP_OK);
+    runtime_set_lanes(runtime, 1, 0);
     struct task_pool *pool = new_pool(runtime, 1);
     for (int i = 0; i < 8; i++)
         submit(pool, &calls[i], (float)i, 2, priorities[i]);
@@ -137,6 +138,7 @@ static void pools_with_priority_go_before_older_ones(void **state)
     struct runtime *runtime;
 
     assert_int_equal(runtime_new(&runtime, NULL), SKEP_OK);
+    runtime_set_lanes(runtime, 1, 0);
     struct task_pool *first = new_pool(runtime, 1), *second = new_pool(runtime, 1);
     submit(first, &calls[0], 0, 2, 0);
     submit(first, &calls[1], 1, 2, 0);
@@ -152,6 +154,7 @@ static void others_of_the_same_shape_share_the_batch(void **state)
     struct runtime *runtime;
 
     assert_int_equal(runtime_new(&runtime, NULL), SKEP_OK);
+    runtime_set_lanes(runtime, 1, 0);
     struct task_pool *pool = new_pool(runtime, 8);
     submit(pool, &calls[0], 0, 2, 0);
     submit(pool, &calls[1], 1, 4, 0);
