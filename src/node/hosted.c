@@ -163,6 +163,7 @@ skep_status hosted_open(struct hosted *hosted, struct runtime *runtime,
         return rc;
     snprintf(name, sizeof(name), "%s backward", hosted->uid);
     config.work = work_backward;
+    config.is_heavy = true;
     config.output_count = schema->input_count;
     return task_pool_new(runtime, &config, &hosted->backward, err);
 }

@@ -11,8 +11,9 @@
 #include "base/text.h"
 
 enum {
-    ROW_COPIES = 12, /* joined input, activations of four times the width and their
-                                 gradients, outputs: what an ffn needs of a row */
+    ROW_COPIES = 12,   /* joined input, activations of four times the width and their
+                                   gradients, outputs: what an ffn needs of a row */
+    PASSING_SHARE = 8, /* a batch that passes another is at most this part of it */
 };
 
 static uint64_t control_group_limit(void)
@@ -68,6 +69,16 @@ static uint64_t row_bytes(const struct skep_tensor_spec *specs, size_t count)
     return sum;
 }
 
+static void add_gradients(struct memory_sum *sum, uint64_t bytes)
+{
+    if (bytes > sum->gradients[0]) {
+        sum->gradients[1] = sum->gradients[0];
+        sum->gradients[0] = bytes;
+    } else if (bytes > sum->gradients[1]) {
+        sum->gradients[1] = bytes;
+    }
+}
+
 void memory_add(struct memory_sum *sum, const struct expert_description *d, uint64_t count)
 {
     uint64_t row = saturating_add(row_bytes(d->schema.inputs, d->schema.input_count),
@@ -75,7 +86,8 @@ void memory_add(struct memory_sum *sum, const struct expert_description *d, uint
 
     sum->experts = saturating_add(sum->experts, count);
     sum->fixed = saturating_add(sum->fixed, saturating_mul(d->bytes, count));
-    sum->gradients = d->gradient_bytes > sum->gradients ? d->gradient_bytes : sum->gradients;
+    for (uint64_t i = 0; i < count && i < 2; i++)
+        add_gradients(sum, d->gradient_bytes);
     sum->row = row > sum->row ? row : sum->row;
     if (sum->has_copy && d->bytes > sum->copy)
         sum->copy = d->bytes;
@@ -83,12 +95,19 @@ void memory_add(struct memory_sum *sum, const struct expert_description *d, uint
 
 static uint64_t batch_bytes(const struct memory_sum *sum, int64_t max_batch_size)
 {
-    return saturating_mul(saturating_mul(sum->row, ROW_COPIES), (uint64_t)max_batch_size);
+    uint64_t bytes = saturating_mul(saturating_mul(sum->row, ROW_COPIES), (uint64_t)max_batch_size);
+
+    return sum->experts > 1 ? saturating_add(bytes, bytes / PASSING_SHARE) : bytes;
+}
+
+static uint64_t gradient_bytes(const struct memory_sum *sum)
+{
+    return saturating_add(sum->gradients[0], sum->gradients[1]);
 }
 
 uint64_t memory_peak(const struct memory_sum *sum, int64_t max_batch_size)
 {
-    return saturating_add(saturating_add(sum->fixed, sum->gradients),
+    return saturating_add(saturating_add(sum->fixed, gradient_bytes(sum)),
                           saturating_add(sum->copy, batch_bytes(sum, max_batch_size)));
 }
 
@@ -110,7 +129,7 @@ skep_status memory_check(const struct memory_sum *sum, int64_t max_batch_size, u
         " rows %s; fewer experts, a smaller hidden_dim or a smaller max_batch_size would fit",
         sum->experts, sum->experts == 1 ? " needs" : "s need", text_size(peak, true, needed),
         text_size(limit, false, most), max_memory > 0 ? "max_memory" : "what there is",
-        text_size(sum->fixed, true, fixed), text_size(sum->gradients, true, gradients),
+        text_size(sum->fixed, true, fixed), text_size(gradient_bytes(sum), true, gradients),
         text_size(sum->copy, true, copy), max_batch_size,
         text_size(batch_bytes(sum, max_batch_size), true, batch));
 }

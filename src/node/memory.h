@@ -15,9 +15,9 @@ uint64_t memory_available(void);
 /* What experts need together. Zeroed memory is none. */
 struct memory_sum {
     uint64_t experts;
-    uint64_t fixed;     /* bytes of parameters, optimizer state and copies of all */
-    uint64_t gradients; /* of the largest: one works at a time */
-    uint64_t copy;      /* of the state of the largest, for saving it; 0 without has_copy */
+    uint64_t fixed;        /* bytes of parameters, optimizer state and copies of all */
+    uint64_t gradients[2]; /* of the two largest: another may pass one that works */
+    uint64_t copy;         /* of the state of the largest, for saving it; 0 without has_copy */
     bool has_copy;
     uint64_t row; /* of the inputs and outputs of the one whose rows are largest */
 };
@@ -26,7 +26,8 @@ struct memory_sum {
 void memory_add(struct memory_sum *sum, const struct expert_description *description,
                 uint64_t count);
 
-/* The most they need at once: also gradients, and one batch of max_batch_size rows at work. */
+/* The most they need at once: also gradients, one batch of max_batch_size rows at work, and where
+ * there are several experts, an eighth of one beside it (runtime/task_pool.h). */
 uint64_t memory_peak(const struct memory_sum *sum, int64_t max_batch_size);
 
 /*

@@ -139,7 +139,7 @@ void queue_purge(struct task_pool *pool, uint64_t now_us, struct task_list *expi
 bool queue_next_batch(struct runtime *runtime, uint64_t now_us, struct batch *batch,
                       struct task_list *expired, struct task_list *gone, uint64_t *ready_at);
 /* When the first task of a pool with waiting tasks may start beside the batches that run, if they
- * last so long; CLOCK_NEVER: not before one of its own group ends. */
+ * last so long; CLOCK_NEVER: not before one of its own group, or another heavy one, ends. */
 uint64_t queue_pass_at(const struct task_pool *pool, uint64_t now_us);
 /* Whether a batch of the pool's group is running. */
 bool queue_is_group_busy(const struct task_pool *pool);

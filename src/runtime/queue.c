@@ -251,6 +251,15 @@ bool queue_is_group_busy(const struct task_pool *pool)
     return false;
 }
 
+/* Whether a batch of the pool has its place in memory beside those in the side lanes. */
+static bool has_side_memory(const struct task_pool *pool)
+{
+    for (const struct batch *b = pool->runtime->running; b != NULL; b = b->next_running)
+        if (pool->config.is_heavy && b->pool->config.is_heavy && b->lane == LANE_SIDE)
+            return false;
+    return true;
+}
+
 static float longer(float a, float b)
 {
     return a > b ? a : b;
@@ -295,7 +304,7 @@ uint64_t queue_pass_at(const struct task_pool *pool, uint64_t now_us)
     uint64_t at = ready_at(pool);
     float needed_us = passing_us(pool);
 
-    if (queue_is_group_busy(pool))
+    if (queue_is_group_busy(pool) || !has_side_memory(pool))
         return CLOCK_NEVER;
     for (const struct batch *b = pool->runtime->running; b != NULL; b = b->next_running) {
         if (b->overdue || room_beside(b, now_us) >= needed_us)
@@ -325,7 +334,7 @@ static struct task_pool *first_ready(struct runtime *runtime, uint64_t now_us, e
             continue;
         if (runtime->running != NULL && queue_is_group_busy(pool))
             continue;
-        if (lane == LANE_MAIN || passing_us(pool) <= room_us)
+        if (lane == LANE_MAIN || (has_side_memory(pool) && passing_us(pool) <= room_us))
             best = pool;
     }
     return best;

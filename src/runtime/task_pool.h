@@ -15,7 +15,8 @@
  *              of them still needs. One that outlasts its estimate, or has none, counts as if it
  *              needed as long again as it has run. A pool that has not worked yet passes what has
  *              run for 100 ms. A batch that passes takes no more rows than are expected to fit.
- *              There are 3 side lanes, each with a quarter of the threads, at least one.
+ *              There are 3 side lanes, each with a quarter of the threads, at least one; at most
+ * one of their batches is heavy.
  *
  * So a long batch delays short ones of other experts by some milliseconds, while long batches
  * follow one another with all CPUs each: sharing these would finish none of them sooner. Estimates
@@ -80,6 +81,7 @@ struct task_pool_config {
     int64_t max_queued_rows;   /* default 16 * max_batch_size, at least max_queued_tasks */
     uint64_t stall_timeout_us; /* watchdog: longest a batch may take; 0: unwatched */
     bool may_run_inline;       /* work never blocks and is bounded by its rows */
+    bool is_heavy; /* needs memory for gradients: at most one such batch works in a side lane */
     /* Pools with the same value never work at once, not even when one of them has stalled: a stall
      * of one fails and closes them all. NULL: the pool is alone. Only compared. */
     const void *exclusive;
