@@ -10,3 +10,4 @@ foreach(test test_expert_half test_golden_bfloat16)
   set_tests_properties(${test}_rounded PROPERTIES TIMEOUT 360
     ENVIRONMENT "SKEP_GOLDEN_DIR=${PROJECT_SOURCE_DIR}/tests/golden;ONEDNN_MAX_CPU_ISA=AVX2")
 endforeach()
+skep_unit_test(test_parallel MODULES experts)
