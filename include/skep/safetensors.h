@@ -21,8 +21,9 @@ struct skep_safetensors;
 /**
  * Opens a safetensors file, memory-mapped, and checks all of its header: sizes against the file's,
  * overlaps, gaps, types and shapes. A file that shrinks while it is open is not protected against.
- * The header may have 16 MiB and names types and shapes that skep/tensor.h knows; JSON keys may not
- * repeat.
+ * The header may have 16 MiB; JSON keys may not repeat. A tensor of a type that skep/tensor.h does
+ * not have (such as F8_E8M0 or C64), or of more dimensions, does not make the file unusable: it is
+ * listed with the type kDLOpaqueHandle and without data, and skep_tensor_bytes() refuses it.
  * @param out  owned: skep_safetensors_close(). NULL on failure.
  * @return SKEP_NOT_FOUND, SKEP_PERMISSION_DENIED or SKEP_INTERNAL if it cannot be opened, by the
  *         system's reason; SKEP_INVALID_ARGUMENT if it is a folder, pipe or device; SKEP_DATA_LOSS,

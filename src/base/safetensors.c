@@ -37,7 +37,9 @@ struct entry {
     DLTensor tensor;
     int64_t shape[SKEP_TENSOR_MAX_DIMS];
     size_t begin, end;
-    void *copy; /* owned; where the bytes in the file are not aligned for their type */
+    const char *dtype; /* as the file names it; view of the JSON root */
+    bool is_opaque;    /* its type or shape is none that Skep has: its bytes are left alone */
+    void *copy;        /* owned; where the bytes in the file are not aligned for their type */
 };
 
 struct skep_safetensors {
@@ -124,27 +126,44 @@ static bool read_size(const json_t *value, size_t *out)
     return true;
 }
 
+/* What a tensor is given out as whose elements Skep cannot read: skep_tensor_bytes() refuses it. */
+#define DTYPE_OPAQUE ((DLDataType){.code = kDLOpaqueHandle, .bits = 0, .lanes = 1})
+
+/* Files hold all sorts of tensors beside those that are asked for, and newer tools know more types.
+ * So one that Skep does not know is none of its business, until it is asked for. */
+static void read_dtype(struct entry *e)
+{
+    if (skep_dtype_from_name(e->dtype, &e->tensor.dtype))
+        return;
+    e->tensor.dtype = DTYPE_OPAQUE;
+    e->is_opaque = true;
+}
+
 /* Reads dtype and shape into the entry's tensor; NULL, or what is wrong. */
 static const char *read_type(const json_t *info, struct entry *e)
 {
-    const char *dtype = json_string_value(json_object_get(info, "dtype"));
+    e->dtype = json_string_value(json_object_get(info, "dtype"));
     const json_t *shape = json_object_get(info, "shape");
 
-    if (dtype == NULL)
+    if (e->dtype == NULL)
         return "has no dtype";
-    if (!skep_dtype_from_name(dtype, &e->tensor.dtype))
-        return "has a dtype unknown to Skep";
+    read_dtype(e);
     if (!json_is_array(shape))
         return "has no shape";
-    if (json_array_size(shape) > SKEP_TENSOR_MAX_DIMS)
-        return "has more than 8 dimensions";
-    e->tensor.ndim = (int)json_array_size(shape);
-    for (int i = 0; i < e->tensor.ndim; i++) {
+    size_t dims = json_array_size(shape);
+    for (size_t i = 0; i < dims; i++) {
         size_t dim;
-        if (!read_size(json_array_get(shape, (size_t)i), &dim))
+        if (!read_size(json_array_get(shape, i), &dim))
             return "has a shape that is not of non-negative integers";
-        e->shape[i] = (int64_t)dim;
+        if (i < SKEP_TENSOR_MAX_DIMS)
+            e->shape[i] = (int64_t)dim;
     }
+    if (dims > SKEP_TENSOR_MAX_DIMS) {
+        e->tensor.dtype = DTYPE_OPAQUE;
+        e->is_opaque = true;
+        dims = 0; /* the first eight would be another shape */
+    }
+    e->tensor.ndim = (int)dims;
     e->tensor.shape = e->shape;
     e->tensor.device.device_type = kDLCPU;
     return NULL;
@@ -165,10 +184,12 @@ static skep_status read_entry(const char *name, const json_t *info, size_t data_
         return bad_entry(name, "has no data_offsets of two non-negative integers", err);
     if (e->begin > e->end || e->end > data_len)
         return bad_entry(name, "has data_offsets outside the data or in the wrong order", err);
+    e->name = name;
+    if (e->is_opaque)
+        return SKEP_OK; /* how many bytes its elements take is not known */
     if (!shape_count(e->tensor.ndim, e->shape, &count) ||
         !size_mul(count, dtype_bytes(e->tensor.dtype), &bytes) || bytes != e->end - e->begin)
         return bad_entry(name, "has data_offsets that do not fit its shape and dtype", err);
-    e->name = name;
     return SKEP_OK;
 }
 
@@ -238,7 +259,7 @@ static skep_status place_data(struct skep_safetensors *file, const uint8_t *data
         struct entry *e = &file->entries[i];
         const size_t width = dtype_bytes(e->tensor.dtype);
         const size_t bytes = e->end - e->begin;
-        if (bytes == 0)
+        if (bytes == 0 || e->is_opaque)
             continue;
         e->tensor.data = (void *)(uintptr_t)(data + e->begin);
         if ((uintptr_t)e->tensor.data % width == 0)
@@ -380,6 +401,28 @@ const DLTensor *skep_safetensors_find(const struct skep_safetensors *file, const
     const struct entry *e = find_entry(file, name);
 
     return e != NULL ? &e->tensor : NULL;
+}
+
+skep_status safetensors_get(const struct skep_safetensors *file, const char *name,
+                            const DLTensor **out, struct skep_error *err)
+{
+    const struct entry *e = find_entry(file, name);
+    char quoted[TEXT_QUOTE_BYTES], type[TEXT_QUOTE_BYTES];
+
+    *out = NULL;
+    text_quote(name, strlen(name), quoted);
+    if (e == NULL)
+        return error_set(err, SKEP_NOT_FOUND, "has no tensor %s", quoted);
+    if (e->is_opaque)
+        return error_set(
+            err, SKEP_INVALID_ARGUMENT,
+            "tensor %s: dtype %s of %zu dimensions, expected a dtype that Skep reads (F64, F32, "
+            "F16, BF16, I64, I32, I16, I8, U8 or BOOL) and at most %d dimensions",
+            quoted, text_quote(e->dtype, strlen(e->dtype), type),
+            json_array_size(json_object_get(json_object_get(file->root, e->name), "shape")),
+            SKEP_TENSOR_MAX_DIMS);
+    *out = &e->tensor;
+    return SKEP_OK;
 }
 
 void safetensors_release(const struct skep_safetensors *file, const char *name)

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/file_kind.h"
+#include "base/safetensors.h"
 
 enum { NAME_BYTES = 64 };
 
@@ -72,30 +73,44 @@ static skep_status check_gap(const struct tensor_file *file, const char *path, c
     return SKEP_OK;
 }
 
+static skep_status refuse_tensor(const char *path, skep_status rc, struct skep_error *err)
+{
+    error_prefix(err, "%s", path);
+    return rc;
+}
+
 static skep_status pick(struct tensor_file *file, const char *path, const char *role,
                         struct skep_error *err)
 {
     size_t total = skep_safetensors_count(file->file);
     char name[NAME_BYTES];
+    const DLTensor *t;
+    skep_status rc;
 
     for (;; file->count++) {
         snprintf(name, sizeof(name), "%s.%zu", role, file->count);
-        const DLTensor *t = skep_safetensors_find(file->file, name);
-        if (t == NULL)
+        rc = safetensors_get(file->file, name, &t, err);
+        if (rc == SKEP_NOT_FOUND)
             break;
+        if (rc != SKEP_OK)
+            return refuse_tensor(path, rc, err);
         if (file->count == TENSOR_FILE_MAX)
             return error_set(err, SKEP_INVALID_ARGUMENT, "%s: more than %d tensors", path,
                              TENSOR_FILE_MAX);
         file->tensors[file->count] = t;
     }
-    skep_status rc = check_gap(file, path, role, err);
+    rc = check_gap(file, path, role, err);
     if (rc != SKEP_OK || file->count > 0)
         return rc;
     if (total == 0 || total > TENSOR_FILE_MAX)
         return error_set(err, SKEP_INVALID_ARGUMENT, "%s: %zu tensors, expected 1 to %d", path,
                          total, TENSOR_FILE_MAX);
-    for (; file->count < total; file->count++)
-        file->tensors[file->count] = skep_safetensors_tensor(file->file, file->count);
+    for (; file->count < total; file->count++) {
+        rc = safetensors_get(file->file, skep_safetensors_name(file->file, file->count),
+                             &file->tensors[file->count], err);
+        if (rc != SKEP_OK)
+            return refuse_tensor(path, rc, err);
+    }
     return SKEP_OK;
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/safetensors.h"
 #include "base/tensor.h"
 #include "base/text.h"
 #include "experts/class.h"
@@ -136,9 +137,10 @@ skep_status weights_load(const struct skep_safetensors *file, struct expert *exp
     char quoted[TEXT_QUOTE_BYTES];
 
     for (size_t i = 0; i < count && rc == SKEP_OK; i++) {
-        const DLTensor *t = skep_safetensors_find(file, names[i]);
+        const DLTensor *t;
 
-        if (t == NULL)
+        rc = safetensors_get(file, names[i], &t, err);
+        if (rc == SKEP_NOT_FOUND)
             rc =
                 error_set(err, SKEP_INVALID_ARGUMENT, "has no parameter %s, which the class %s has",
                           names[i], expert_class_name(expert));

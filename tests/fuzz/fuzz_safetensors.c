@@ -1,4 +1,5 @@
-/* A file that opens is consistent: every byte of every tensor can be read, every name is found. */
+/* A file that opens is consistent: every byte of every tensor of a type that Skep has can be read,
+ * those of others have none, every name is found. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,8 +13,11 @@ static uint8_t sum_of(const DLTensor *t)
     uint8_t sum = 0;
     size_t len;
 
-    if (skep_tensor_bytes(t, &len, NULL) != SKEP_OK)
-        abort();
+    if (skep_tensor_bytes(t, &len, NULL) != SKEP_OK) {
+        if (bytes != NULL || skep_dtype_name(t->dtype) != NULL)
+            abort();
+        return 0;
+    }
     for (size_t i = 0; i < len; i++)
         sum = (uint8_t)(sum + bytes[i]);
     return sum;

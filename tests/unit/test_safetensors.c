@@ -14,6 +14,7 @@
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "base/file.h"
+#include "base/safetensors.h"
 #include "base/tensor.h"
 #include "golden_dir.h"
 #include "tempdir.h"
@@ -181,13 +182,17 @@ static void hostile_headers_are_refused(void **state)
         {"{\"a\\u0000b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}",
          "header at byte"},
         {"{\"a\":{\"shape\":[4],\"data_offsets\":[0,4]}}", "no dtype"},
-        {"{\"a\":{\"dtype\":\"C64\",\"shape\":[4],\"data_offsets\":[0,4]}}", "unknown to Skep"},
+        {"{\"a\":{\"dtype\":4,\"shape\":[4],\"data_offsets\":[0,4]}}", "no dtype"},
+        {"{\"a\":{\"dtype\":\"C64\",\"data_offsets\":[0,4]}}", "no shape"},
+        {"{\"a\":{\"dtype\":\"F4\",\"shape\":[-1],\"data_offsets\":[0,4]}}", "non-negative"},
+        {"{\"a\":{\"dtype\":\"F4\",\"shape\":[8],\"data_offsets\":[0,5]}}", "outside the data"},
+        {"{\"a\":{\"dtype\":\"F4\",\"shape\":[6],\"data_offsets\":[0,3]}}", "4 bytes of data"},
         {"{\"a\":{\"dtype\":\"U8\",\"data_offsets\":[0,4]}}", "no shape"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[-4],\"data_offsets\":[0,4]}}", "non-negative"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4.0],\"data_offsets\":[0,4]}}", "non-negative"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[\"4\"],\"data_offsets\":[0,4]}}", "non-negative"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4,1,1,1,1,1,1,1,1],\"data_offsets\":[0,4]}}",
-         "8 dimensions"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4,1,1,1,1,1,1,1,-1],\"data_offsets\":[0,4]}}",
+         "non-negative"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4]}}", "no data_offsets"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0]}}", "no data_offsets"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4,4]}}", "no data_offsets"},
@@ -232,6 +237,54 @@ static void hostile_headers_are_refused(void **state)
         assert_null(file);
         if (strstr(err.message, rows[i].reason) == NULL)
             fail_msg("%s: %s; expected %s", rows[i].header, err.message, rows[i].reason);
+        bytes_free(&raw);
+    }
+}
+
+/* Each beside one that is wanted: that one can be read, and this one is refused by its name. */
+static void tensors_of_other_types_are_left_alone(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *dtype, *shape, *reason;
+    } rows[] = {
+        {"F4", "[8]", "dtype \"F4\""},       {"F8_E8M0", "[4]", "dtype \"F8_E8M0\""},
+        {"F8_E4M3", "[2,2]", "\"F8_E4M3\""}, {"F8_E5M2", "[4]", "\"F8_E5M2\""},
+        {"F6_E2M3", "[5]", "\"F6_E2M3\""},   {"U16", "[2]", "\"U16\""},
+        {"U32", "[1]", "\"U32\""},           {"U64", "[1]", "\"U64\""},
+        {"C64", "[1]", "\"C64\""},           {"of tomorrow", "[]", "\"of tomorrow\""},
+        {"\\n", "[4]", "\"\\x0a\""},         {"F32", "[1,1,1,1,1,1,1,1,1]", "9 dimensions"},
+    };
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        char header[300];
+        struct skep_safetensors *file;
+        struct skep_error err = {0};
+        const DLTensor *t;
+        size_t bytes;
+
+        snprintf(header, sizeof(header),
+                 "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[4,8]},"
+                 "\"b\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[0,4]}}",
+                 rows[i].dtype, rows[i].shape);
+        struct bytes raw = make_file(header, 8);
+        if (skep_safetensors_parse(raw.data, raw.len, &file, &err) != SKEP_OK)
+            fail_msg("%s: %s", header, err.message);
+        assert_int_equal(skep_safetensors_count(file), 2);
+        assert_int_equal(safetensors_get(file, "a", &t, &err), SKEP_OK);
+        assert_ptr_equal(t, skep_safetensors_find(file, "a"));
+        assert_int_equal(((const uint8_t *)t->data)[0], 4);
+        assert_int_equal(safetensors_get(file, "b", &t, &err), SKEP_INVALID_ARGUMENT);
+        assert_null(t);
+        assert_non_null(strstr(err.message, "tensor \"b\""));
+        if (strstr(err.message, rows[i].reason) == NULL)
+            fail_msg("%s: %s; expected %s", header, err.message, rows[i].reason);
+        t = skep_safetensors_find(file, "b");
+        assert_non_null(t);
+        assert_null(skep_tensor_data(t));
+        assert_int_equal(skep_tensor_bytes(t, &bytes, &err), SKEP_INVALID_ARGUMENT);
+        assert_int_equal(safetensors_get(file, "c", &t, &err), SKEP_NOT_FOUND);
+        skep_safetensors_close(file);
         bytes_free(&raw);
     }
 }
@@ -484,6 +537,7 @@ int main(void)
         cmocka_unit_test(tensors_come_in_the_order_of_their_data),
         cmocka_unit_test(unaligned_data_is_handed_out_aligned),
         cmocka_unit_test(hostile_headers_are_refused),
+        cmocka_unit_test(tensors_of_other_types_are_left_alone),
         cmocka_unit_test(header_length_is_bounded_before_anything_is_read),
         cmocka_unit_test(truncation_at_every_byte_is_refused),
         cmocka_unit_test(every_failed_allocation_of_reading_is_reported),
