@@ -173,6 +173,9 @@ static skep_status choose_sizes(const struct options *o, const struct skep_safet
     skep_expert_options_init(out);
     out->cls = options_string(o, "expert-cls");
     out->optimizer = "none"; /* not kept: whoever hosts it decides */
+    skep_status rc = weights_explain(file, out->cls, err);
+    if (rc != SKEP_OK)
+        return rc;
     known = weights_infer(file, out->cls, out);
     expert_class_options_read(o, out);
     if (options_given(o, "hidden-dim"))

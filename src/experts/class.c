@@ -16,6 +16,11 @@ static const struct expert_class *const classes[] = {
 
 enum { CLASS_COUNT = sizeof(classes) / sizeof(classes[0]) };
 
+const struct expert_class *expert_class_at(size_t i)
+{
+    return i < CLASS_COUNT ? classes[i] : NULL;
+}
+
 skep_status expert_class_find(const char *name, const struct expert_class **out,
                               struct skep_error *err)
 {

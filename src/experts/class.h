@@ -80,6 +80,9 @@ struct expert_class {
 SKEP_MUST_CHECK skep_status expert_class_find(const char *name, const struct expert_class **out,
                                               struct skep_error *err);
 
+/* Built-in class number i; NULL behind the last one. */
+const struct expert_class *expert_class_at(size_t i);
+
 /* For describe(): appends to the plan. Running over a maximum is asserted. */
 void plan_add_input(struct expert_plan *plan, const char *name, DLDataType dtype, int ndim,
                     const int64_t *shape);

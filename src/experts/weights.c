@@ -1,6 +1,7 @@
 /* See weights.h. */
 #include "experts/weights.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -128,24 +129,129 @@ skep_status weights_set(struct expert *expert, const char *name, const DLTensor 
     return rc;
 }
 
+/* How much of a class's parameters a file has. */
+struct likeness {
+    const struct expert_class *cls;
+    size_t total, found;                       /* parameters: of the class, and in the file */
+    size_t others;                             /* in the file, but not of the class */
+    char missing[EXPERT_PARAMETER_NAME_BYTES]; /* the first one that the file lacks */
+};
+
+static bool plan_has(const struct expert_plan *plan, const char *name)
+{
+    for (size_t i = 0; i < plan->parameter_count; i++)
+        if (strcmp(plan->parameters[i].name, name) == 0)
+            return true;
+    return false;
+}
+
+static struct likeness compare_class(const struct skep_safetensors *file,
+                                     const struct expert_class *cls)
+{
+    struct likeness like = {.cls = cls};
+    struct expert_plan plan = {0};
+    struct skep_expert_options options;
+
+    skep_expert_options_init(&options); /* names do not depend on sizes */
+    options.cls = cls->name;
+    options.hidden_dim = 64;
+    if (cls->describe(&options, &plan, NULL) == SKEP_OK) {
+        like.total = plan.parameter_count;
+        for (size_t i = 0; i < plan.parameter_count; i++) {
+            const char *name = plan.parameters[i].name;
+            if (skep_safetensors_find(file, name) != NULL)
+                like.found++;
+            else if (like.missing[0] == '\0')
+                snprintf(like.missing, sizeof(like.missing), "%s", name);
+        }
+        for (size_t i = 0; i < skep_safetensors_count(file); i++) {
+            const char *name = skep_safetensors_name(file, i);
+            like.others += !is_optimizer_state(name) && !plan_has(&plan, name);
+        }
+    }
+    if (cls->release != NULL)
+        cls->release(&plan);
+    return like;
+}
+
+/* The class whose parameters are all there, and nothing else; NULL if there is none. */
+static const struct expert_class *guess_class(const struct skep_safetensors *file)
+{
+    const struct expert_class *cls;
+
+    for (size_t i = 0; (cls = expert_class_at(i)) != NULL; i++) {
+        struct likeness like = compare_class(file, cls);
+        if (like.total > 0 && like.found == like.total && like.others == 0)
+            return cls;
+    }
+    return NULL;
+}
+
+/* The first names of a file, quoted. */
+static void list_names(const struct skep_safetensors *file, char *out, size_t cap)
+{
+    enum { LISTED = 3 };
+    size_t count = skep_safetensors_count(file);
+    size_t used = 0;
+    char quoted[TEXT_QUOTE_BYTES];
+
+    out[0] = '\0';
+    for (size_t i = 0; i < count && i < LISTED && used < cap; i++) {
+        const char *name = skep_safetensors_name(file, i);
+        used += (size_t)snprintf(out + used, cap - used, "%s%s", i > 0 ? ", " : "",
+                                 text_quote(name, strlen(name), quoted));
+    }
+    if (count > LISTED && used < cap)
+        snprintf(out + used, cap - used, " and %zu more", count - LISTED);
+}
+
+skep_status weights_explain(const struct skep_safetensors *file, const char *cls_name,
+                            struct skep_error *err)
+{
+    const struct expert_class *cls;
+    const struct expert_class *guess = guess_class(file);
+    char names[3 * TEXT_QUOTE_BYTES + 64];
+
+    for (size_t i = 0; (cls = expert_class_at(i)) != NULL && strcmp(cls->name, cls_name) != 0;)
+        i++;
+    if (cls == NULL || guess == cls)
+        return SKEP_OK;
+    struct likeness like = compare_class(file, cls);
+    if (guess != NULL)
+        return error_set(err, SKEP_INVALID_ARGUMENT,
+                         "its tensors are those of class %s, expected those of class %s; import it "
+                         "with --expert-cls %s",
+                         guess->name, cls->name, guess->name);
+    list_names(file, names, sizeof(names));
+    if (like.total > 0 && like.found == 0)
+        return error_set(err, SKEP_INVALID_ARGUMENT,
+                         "has no parameter %s, nor any other that the class %s has; it holds %s",
+                         like.missing, cls->name, names[0] != '\0' ? names : "nothing");
+    if (like.found < like.total)
+        return error_set(err, SKEP_INVALID_ARGUMENT,
+                         "has no parameter %s, which the class %s has (%zu of its %zu are there)",
+                         like.missing, cls->name, like.found, like.total);
+    return SKEP_OK;
+}
+
 skep_status weights_load(const struct skep_safetensors *file, struct expert *expert,
                          struct skep_error *err)
 {
     const char *names[EXPERT_MAX_PARAMETERS];
     size_t count = expert_parameters(expert, names, NULL, EXPERT_MAX_PARAMETERS);
-    skep_status rc = SKEP_OK;
+    skep_status rc = weights_explain(file, expert_class_name(expert), err);
     char quoted[TEXT_QUOTE_BYTES];
 
     for (size_t i = 0; i < count && rc == SKEP_OK; i++) {
         const DLTensor *t;
 
         rc = safetensors_get(file, names[i], &t, err);
-        if (rc == SKEP_NOT_FOUND)
+        if (rc == SKEP_OK)
+            rc = weights_set(expert, names[i], t, err);
+        else if (rc == SKEP_NOT_FOUND)
             rc =
                 error_set(err, SKEP_INVALID_ARGUMENT, "has no parameter %s, which the class %s has",
                           names[i], expert_class_name(expert));
-        else
-            rc = weights_set(expert, names[i], t, err);
     }
     for (size_t i = 0; i < skep_safetensors_count(file) && rc == SKEP_OK; i++) {
         const char *name = skep_safetensors_name(file, i);

@@ -32,6 +32,14 @@ SKEP_MUST_CHECK skep_status weights_set(struct expert *expert, const char *name,
 SKEP_MUST_CHECK skep_status weights_load(const struct skep_safetensors *file, struct expert *expert,
                                          struct skep_error *err);
 
+/*
+ * Whether a file has all parameters of a built-in class, whatever their shapes.
+ * @return SKEP_INVALID_ARGUMENT naming the class that the file looks like, or the first parameter
+ *         that it lacks and what it holds.
+ */
+SKEP_MUST_CHECK skep_status weights_explain(const struct skep_safetensors *file, const char *cls,
+                                            struct skep_error *err);
+
 /* hidden_dim (and, for "swiglu", intermediate_dim) of a built-in class as a file's shapes tell;
  * false if they don't. Does not change what it cannot tell. */
 bool weights_infer(const struct skep_safetensors *file, const char *cls,

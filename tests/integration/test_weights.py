@@ -201,8 +201,18 @@ def case_bad_files_and_arguments_are_refused():
                 file.write(content)
             refused(1, ["%s: is %s" % (swarm.path(name), kind), "expected a safetensors file"],
                     "import", swarm.path(name), "--uid", "e.1", *base)
-        refused(1, ["layers.0.weight", "[8, 2]", "[16, 4]"], "import", w, "--uid", "e.1",
-                "--hidden-dim", "4", *base)
+        # Of another class, or without a parameter: which, and what is there.
+        m = ("F32", [2, 3], [1.0] * 6)
+        write_shard(swarm.path("s.safetensors"), {
+            "gate_proj.weight": m, "up_proj.weight": m, "down_proj.weight": ("F32", [3, 2], m[2])})
+        refused(1, ["s.safetensors: its tensors are those of class swiglu", "of class ffn",
+                    "--expert-cls swiglu"], "import", swarm.path("s.safetensors"), "--uid", "e.1",
+                *base)
+        refused(1, ["gate_proj.weight", "[2, 3]", "[2, 4]"], "import", swarm.path("s.safetensors"),
+                "--uid", "e.1", "--expert-cls", "swiglu", "--hidden-dim", "4", *base)
+        write_shard(swarm.path("t.safetensors"), {"up_proj.weight": m, "down_proj.weight": m})
+        refused(1, ["has no parameter gate_proj.weight", "2 of its 3 are there"], "import",
+                swarm.path("t.safetensors"), "--uid", "e.1", "--expert-cls", "swiglu", *base)
         refused(1, ["missing"], "import", swarm.path("missing"), "--uid", "e.1", *base)
         refused(1, ["e.1"], "export", "e.1", *base, "--output", w)
         # The output is looked at first, whatever else is wrong.

@@ -126,6 +126,39 @@ static void parameters_leave_and_come_back(void **state)
     tempdir_remove(&dir);
 }
 
+/* A type that Skep does not have is refused where it is needed, and nowhere else. */
+static void other_types_beside_the_parameters_do_not_matter(void **state)
+{
+    (void)state;
+    static const char header[] =
+        "{\"gate_proj.weight\":{\"dtype\":\"F32\",\"shape\":[1,1],\"data_offsets\":[0,4]},"
+        "\"up_proj.weight\":{\"dtype\":\"F32\",\"shape\":[1,1],\"data_offsets\":[4,8]},"
+        "\"down_proj.weight\":{\"dtype\":\"%s\",\"shape\":[1,1],\"data_offsets\":[8,12]},"
+        "\"optimizer.x\":{\"dtype\":\"F8_E8M0\",\"shape\":[4],\"data_offsets\":[12,16]}}";
+    static const char *const types[] = {"F32", "C64"};
+
+    for (size_t i = 0; i < 2; i++) {
+        uint8_t raw[512] = {0};
+        struct skep_safetensors *file;
+        struct skep_expert_options o;
+        struct skep_error err = {0};
+        int len = snprintf((char *)raw + 8, sizeof(raw) - 8, header, types[i]);
+
+        memcpy(raw, &(uint64_t){(uint64_t)len}, 8);
+        must(skep_safetensors_parse(raw, 8 + (size_t)len + 16, &file, &err), &err);
+        skep_expert_options_init(&o);
+        o.cls = "swiglu";
+        assert_true(weights_infer(file, "swiglu", &o));
+        struct expert *e = create(&o);
+        skep_status rc = weights_load(file, e, &err);
+        assert_int_equal(rc, i == 0 ? SKEP_OK : SKEP_INVALID_ARGUMENT);
+        if (i == 1)
+            assert_non_null(strstr(err.message, "tensor \"down_proj.weight\": dtype \"C64\""));
+        expert_free(e);
+        skep_safetensors_close(file);
+    }
+}
+
 static void missing_and_unknown_parameters_are_named(void **state)
 {
     (void)state;
@@ -139,7 +172,10 @@ static void missing_and_unknown_parameters_are_named(void **state)
     struct expert *swiglu = create(&o);
     struct skep_safetensors *file = exported(ffn, &dir);
     assert_int_equal(weights_load(file, swiglu, &err), SKEP_INVALID_ARGUMENT);
-    assert_non_null(strstr(err.message, "has no parameter gate_proj.weight"));
+    assert_non_null(strstr(err.message, "are those of class ffn, expected those of class swiglu"));
+    assert_int_equal(weights_explain(file, "transformer", &err), SKEP_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "class ffn"));
+    assert_int_equal(weights_explain(file, "ffn", &err), SKEP_OK);
     assert_false(weights_infer(file, "swiglu", &untold));
     assert_false(weights_infer(file, "nop", &untold));
     skep_safetensors_close(file);
@@ -151,6 +187,17 @@ static void missing_and_unknown_parameters_are_named(void **state)
 
     char path[512];
     DLManagedTensor *t = tensor_of(2, 2, 1);
+    const struct skep_named_tensor partial[] = {{"gate_proj.weight", &t->dl_tensor},
+                                                {"down_proj.weight", &t->dl_tensor}};
+    must(skep_safetensors_save(tempdir_file(&dir, "x", path), partial, 2, NULL, &err), &err);
+    must(skep_safetensors_open(path, &file, &err), &err);
+    assert_int_equal(weights_explain(file, "swiglu", &err), SKEP_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "has no parameter up_proj.weight"));
+    assert_non_null(strstr(err.message, "2 of its 3"));
+    assert_int_equal(weights_explain(file, "ffn", &err), SKEP_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "layers.0.weight, nor any other"));
+    assert_non_null(strstr(err.message, "it holds \"gate_proj.weight\", \"down_proj.weight\""));
+    skep_safetensors_close(file);
     const int64_t none[1] = {0};
     DLManagedTensor *empty;
     assert_int_equal(skep_tensor_new(DTYPE_F32, 1, none, &empty, NULL), SKEP_OK);
@@ -179,6 +226,7 @@ int main(void)
         cmocka_unit_test(every_half_is_read_exactly),
         cmocka_unit_test(other_types_are_converted_or_refused),
         cmocka_unit_test(parameters_leave_and_come_back),
+        cmocka_unit_test(other_types_beside_the_parameters_do_not_matter),
         cmocka_unit_test(missing_and_unknown_parameters_are_named),
     };
     return cmocka_run_group_tests_name("weights", tests, NULL, NULL);
