@@ -8,6 +8,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "base/tensor.h"
 #include "cli/command.h"
 #include "cli/expert_options.h"
@@ -87,6 +88,11 @@ static const struct option_spec specs[] = {
      .placeholder = "PATTERN",
      .check = check_pattern,
      .help = "with --moe: only the experts of this pattern, as NAME.[0:4].[0:8]"},
+    {.name = "stack",
+     .kind = OPTION_STRING,
+     .placeholder = "PREFIX",
+     .help = "with --moe: import the layers whose tensors' names begin so, such as "
+             "thinker.model.layers (default: the only ones that have experts)"},
     {.name = "replace",
      .kind = OPTION_FLAG,
      .help = "also where the expert has checkpoints: they are kept, this one becomes the newest"},
@@ -243,9 +249,22 @@ static skep_status import_one(struct importing *im, struct moe *moe, size_t i, c
     return rc;
 }
 
-/* Imports expert i unless a pattern leaves it out. */
-static skep_status import_wished(struct importing *im, struct moe *moe, size_t i, const char *name,
-                                 const struct uid_pattern *pattern, struct skep_error *err)
+/* What to do with each expert of a model that is wanted. */
+typedef skep_status (*model_fn)(struct importing *im, struct moe *moe, size_t i, const char *uid,
+                                struct skep_error *err);
+
+static skep_status check_one(struct importing *im, struct moe *moe, size_t i, const char *uid,
+                             struct skep_error *err)
+{
+    if (!im->replace && checkpoint_dir_has(&im->dir, uid))
+        return SKEP_OK;
+    return moe_check(moe, i, err);
+}
+
+/* Does it with expert i unless a pattern leaves it out. */
+static skep_status visit_wished(struct importing *im, struct moe *moe, size_t i, const char *name,
+                                const struct uid_pattern *pattern, model_fn visit,
+                                struct skep_error *err)
 {
     char text[CHECKPOINT_UID_BYTES];
     struct uid uid;
@@ -258,7 +277,7 @@ static skep_status import_wished(struct importing *im, struct moe *moe, size_t i
     rc = uid_parse(&uid, text, err);
     if (rc != SKEP_OK || (pattern != NULL && !uid_pattern_has(pattern, &uid)))
         return rc;
-    return import_one(im, moe, i, text, err);
+    return visit(im, moe, i, text, err);
 }
 
 static skep_status import_model(const struct options *o, struct importing *im,
@@ -272,12 +291,22 @@ static skep_status import_model(const struct options *o, struct importing *im,
     skep_status rc = wish != NULL ? uid_pattern_parse(&pattern, wish, err) : SKEP_OK;
 
     if (rc == SKEP_OK)
-        rc = moe_open(options_string(o, "moe"), &moe, err);
+        rc = moe_open(options_string(o, "moe"), options_string(o, "stack"), &moe, err);
     if (rc != SKEP_OK)
         return rc;
+    if (moe_left_out(moe)[0] != '\0')
+        log_warn("%s: the experts under %s are left out; --stack imports those",
+                 options_string(o, "moe"), moe_left_out(moe));
+    /* All are checked before any is written, so that a folder never holds a part of a model. */
+    for (size_t i = 0; i < moe_count(moe) && rc == SKEP_OK; i++)
+        rc = visit_wished(im, moe, i, name, wish != NULL ? &pattern : NULL, check_one, err);
+    if (rc != SKEP_OK) {
+        moe_close(moe);
+        return rc;
+    }
     progress_start(&progress, "experts", moe_count(moe), options_flag(o, "json"), stderr);
     for (size_t i = 0; i < moe_count(moe) && rc == SKEP_OK; i++) {
-        rc = import_wished(im, moe, i, name, wish != NULL ? &pattern : NULL, err);
+        rc = visit_wished(im, moe, i, name, wish != NULL ? &pattern : NULL, import_one, err);
         progress_set(&progress, i + 1, NULL);
     }
     progress_end(&progress, NULL);
@@ -303,7 +332,7 @@ static int check_idle(struct options *o, bool is_model)
                                            "float-mask",
                                            "evaluation",
                                            NULL};
-    static const char *const of_models[] = {"name", "expert-pattern", NULL};
+    static const char *const of_models[] = {"name", "expert-pattern", "stack", NULL};
     int code = CLI_DONE;
 
     for (const char *const *name = is_model ? of_files : of_models;

@@ -43,6 +43,12 @@ static float half_to_float(uint16_t h)
     return sign != 0 ? -tiny : tiny;
 }
 
+bool weights_can_convert(DLDataType dtype)
+{
+    return (dtype.code == kDLFloat && (dtype.bits == 16 || dtype.bits == 32 || dtype.bits == 64)) ||
+           (dtype.code == kDLBfloat && dtype.bits == 16);
+}
+
 skep_status weights_to_f32(const DLTensor *t, float *out, struct skep_error *err)
 {
     const void *data;

@@ -12,6 +12,9 @@
  * @param out  as many floats as the tensor has elements. SKEP_INVALID_ARGUMENT for other types. */
 SKEP_MUST_CHECK skep_status weights_to_f32(const DLTensor *t, float *out, struct skep_error *err);
 
+/* Whether weights_to_f32() takes a type. */
+bool weights_can_convert(DLDataType dtype);
+
 /* Writes a checkpoint's parameters alone. Errors as skep_safetensors_save(). */
 SKEP_MUST_CHECK skep_status weights_export(const struct checkpoint *checkpoint, const char *path,
                                            struct skep_error *err);

@@ -1,2 +1,3 @@
 skep_integration_test(test_checkpoints 600)
 skep_integration_test(test_weights 600)
+skep_integration_test(test_moe_layouts 600)

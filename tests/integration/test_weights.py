@@ -7,6 +7,7 @@ import random
 import struct
 import subprocess
 
+from safetensors_files import write_shard
 from swarm import (PATIENCE, SKEP, Swarm, call, main, read_safetensors, refused, run,
                    write_safetensors)
 
@@ -224,31 +225,6 @@ def case_bad_files_and_arguments_are_refused():
 
 
 # --- mixtures of experts -----------------------------------------------------------------------
-
-def bf16(value):
-    return struct.unpack("<H", struct.pack("<f", value)[2:])[0]  # cut: exact for what is used here
-
-
-def pack(dtype, values):
-    if dtype == "F32":
-        return struct.pack("<%df" % len(values), *values)
-    if dtype == "F16":
-        return struct.pack("<%de" % len(values), *values)
-    return struct.pack("<%dH" % len(values), *map(bf16, values))
-
-
-def write_shard(path, tensors):
-    header, data = {"__metadata__": {"format": "pt"}}, b""
-    for name, (dtype, shape, values) in tensors.items():
-        raw = pack(dtype, values)
-        header[name] = {"dtype": dtype, "shape": shape,
-                        "data_offsets": [len(data), len(data) + len(raw)]}
-        data += raw
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text + data)
-
 
 NAMES = {"qwen": ("mlp.experts.%d.gate_proj", "mlp.experts.%d.up_proj", "mlp.experts.%d.down_proj"),
          "mixtral": ("block_sparse_moe.experts.%d.w1", "block_sparse_moe.experts.%d.w3",
