@@ -81,7 +81,8 @@ SKEP_API SKEP_MUST_CHECK skep_status skep_safetensors_save(const char *path,
                                                            const char *const *metadata,
                                                            struct skep_error *err);
 
-/** Reads a .npy file. @param out owned: skep_tensor_free(). Errors as skep_safetensors_open(). */
+/** Reads a .npy file; elements in Fortran order are put into C order, as all tensors here are.
+ * @param out owned: skep_tensor_free(). Errors as skep_safetensors_open(). */
 SKEP_API SKEP_MUST_CHECK skep_status skep_npy_load(const char *path, DLManagedTensor **out,
                                                    struct skep_error *err);
 

@@ -16,6 +16,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/npy.h"
 #include "base/tensor.h"
 #include "base/text.h"
 
@@ -40,6 +41,7 @@ static const struct {
 /* The header as it is read. */
 struct header {
     bool has_descr, has_order, has_shape;
+    bool is_fortran;
     DLDataType dtype;
     int ndim;
     int64_t shape[SKEP_TENSOR_MAX_DIMS];
@@ -137,10 +139,8 @@ static const char *read_descr(struct cursor *c, struct header *h)
 static const char *read_order(struct cursor *c, struct header *h)
 {
     h->has_order = true;
-    if (take_word(c, "False"))
-        return NULL;
-    return take_word(c, "True") ? "elements are in Fortran order, expected C order"
-                                : "fortran_order is not False";
+    h->is_fortran = take_word(c, "True");
+    return h->is_fortran || take_word(c, "False") ? NULL : "fortran_order is not True or False";
 }
 
 /* "()", "(3,)", "(3, 4)" or "(3, 4,)". */
@@ -222,8 +222,30 @@ static const char *split(const uint8_t *data, size_t len, struct cursor *header,
     return NULL;
 }
 
-skep_status skep_npy_parse(const void *data, size_t len, DLManagedTensor **out,
-                           struct skep_error *err)
+/* Copies elements, of which the first index moves fastest, to where the last one does. */
+static void reorder(const struct header *h, const uint8_t *from, uint8_t *to, size_t count)
+{
+    size_t width = dtype_bytes(h->dtype);
+    size_t at[SKEP_TENSOR_MAX_DIMS] = {0};     /* indices */
+    size_t stride[SKEP_TENSOR_MAX_DIMS] = {0}; /* of each in the file, in elements */
+    size_t source = 0;
+
+    for (int d = 0; d < h->ndim; d++)
+        stride[d] = d == 0 ? 1 : stride[d - 1] * (size_t)h->shape[d - 1];
+    for (size_t i = 0; i < count; i++) {
+        memcpy(to + i * width, from + source * width, width);
+        for (int d = h->ndim - 1; d >= 0; d--) { /* the next index, the last one fastest */
+            source += stride[d];
+            if (++at[d] < (size_t)h->shape[d])
+                break;
+            source -= at[d] * stride[d];
+            at[d] = 0;
+        }
+    }
+}
+
+static skep_status parse(const void *data, size_t len, DLManagedTensor **out, bool *was_fortran,
+                         struct skep_error *err)
 {
     struct cursor cursor;
     struct header h = {0};
@@ -232,6 +254,7 @@ skep_status skep_npy_parse(const void *data, size_t len, DLManagedTensor **out,
     const char *why = split(data, len, &cursor, &elements);
 
     *out = NULL;
+    *was_fortran = false;
     if (why == NULL)
         why = read_header(&cursor, &h);
     if (why != NULL)
@@ -243,20 +266,40 @@ skep_status skep_npy_parse(const void *data, size_t len, DLManagedTensor **out,
         return error_set(err, SKEP_DATA_LOSS,
                          "npy: %zu bytes of elements, expected %zu by the header", present, bytes);
     skep_status rc = skep_tensor_new(h.dtype, h.ndim, h.shape, out, err);
-    if (rc == SKEP_OK && bytes > 0)
+    *was_fortran = rc == SKEP_OK && h.is_fortran && h.ndim > 1;
+    if (*was_fortran)
+        reorder(&h, elements, skep_tensor_data(&(*out)->dl_tensor), count);
+    else if (rc == SKEP_OK && bytes > 0)
         memcpy(skep_tensor_data(&(*out)->dl_tensor), elements, bytes);
     return rc;
 }
 
+skep_status skep_npy_parse(const void *data, size_t len, DLManagedTensor **out,
+                           struct skep_error *err)
+{
+    bool was_fortran;
+
+    return parse(data, len, out, &was_fortran, err);
+}
+
 skep_status skep_npy_load(const char *path, DLManagedTensor **out, struct skep_error *err)
+{
+    bool was_fortran;
+
+    return npy_load(path, out, &was_fortran, err);
+}
+
+skep_status npy_load(const char *path, DLManagedTensor **out, bool *was_fortran,
+                     struct skep_error *err)
 {
     struct file_map map = {0};
     skep_status rc = file_map(&map, path, err);
 
     *out = NULL;
+    *was_fortran = false;
     if (rc != SKEP_OK)
         return rc;
-    rc = skep_npy_parse(map.data, map.len, out, err);
+    rc = parse(map.data, map.len, out, was_fortran, err);
     if (rc != SKEP_OK)
         error_prefix(err, "%s", path);
     file_unmap(&map);

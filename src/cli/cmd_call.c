@@ -6,12 +6,12 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/tensor.h"
+#include "cli/call_tensors.h"
 #include "cli/client_options.h"
 #include "cli/command.h"
 #include "cli/compression.h"
 #include "cli/options.h"
 #include "cli/output.h"
-#include "cli/tensor_files.h"
 #include "dht/uid.h"
 
 static const struct option_spec specs[] = {
@@ -23,12 +23,17 @@ static const struct option_spec specs[] = {
     {.name = "output",
      .kind = OPTION_STRING,
      .placeholder = "FILE",
-     .help = "where the result goes, .safetensors or .npy"},
+     .help = "where the result goes, .safetensors or .npy; without it shape, type, min, mean and "
+             "max of it are shown"},
     {.name = "grad",
      .kind = OPTION_STRING,
      .placeholder = "FILE",
      .help = "gradients of the outputs: makes it a backward pass, which trains the expert; the "
              "result is the gradients of the inputs"},
+    {.name = "no-cast",
+     .kind = OPTION_FLAG,
+     .help = "refuse inputs and gradients that are not of the expert's type or in Fortran order; "
+             "without it floats of other widths become F32, with a note"},
     {.name = "request-id",
      .kind = OPTION_STRING,
      .placeholder = "HEX",
@@ -69,6 +74,7 @@ static const struct option_table table = {
                "expert's schema.",
     .example = "skep call ffn.0.0 --initial-peers 192.0.2.10:4222 --input x.safetensors "
                "--output y.safetensors\n"
+               "skep call ffn.0.0 --initial-peers 192.0.2.10:4222 --input x.npy\n"
                "skep call ffn.0.0 --initial-peers 192.0.2.10:4222 --input x.npy --grad g.npy "
                "--output gx.npy",
     .specs = specs,
@@ -84,7 +90,8 @@ struct call {
     uint64_t deadline_us;            /* when --timeout is over */
     struct skep_client_lease *lease; /* NULL: without */
     struct skep_remote_expert *expert;
-    struct tensor_file input, grad;
+    struct call_tensors input, grad;
+    json_t *notes; /* owned: see call_tensors.h */
     uint8_t request_id[SKEP_REQUEST_ID_BYTES];
     DLManagedTensor *results[TENSOR_FILE_MAX]; /* owned */
     size_t result_count;
@@ -101,7 +108,7 @@ static int check_parts(struct options *o)
     static const struct {
         const char *name, *needs;
     } rows[] = {
-        {"input", "output"},    {"output", "input"},     {"grad", "input"},
+        {"output", "input"},    {"no-cast", "input"},    {"grad", "input"},
         {"request-id", "grad"}, {"peer-id", "endpoint"}, {"match-key", "endpoint"},
     };
     int code = client_options_check_direct(o);
@@ -146,7 +153,7 @@ static int check_usage(struct options *o)
     if (code != CLI_DONE)
         return code;
     const char *request_id = options_string(o, "request-id");
-    if (options_string(o, "input") != NULL &&
+    if (options_string(o, "output") != NULL &&
         !tensor_file_name_is_known(options_string(o, "output")))
         return cli_usage_error(table.command,
                                "--output %s: expected a name that ends in .npy or .safetensors",
@@ -264,14 +271,40 @@ static skep_status show_info(struct call *c, struct skep_error *err)
 static skep_status open_files(struct call *c, struct skep_error *err)
 {
     const char *grad = options_string(c->o, "grad");
-    skep_status rc = tensor_file_open(&c->input, options_string(c->o, "input"), "input", err);
+    const char *output = options_string(c->o, "output");
+    bool no_cast = options_flag(c->o, "no-cast");
+    skep_status rc = call_tensors_open(&c->input, options_string(c->o, "input"), "input", no_cast,
+                                       c->notes, err);
 
-    if (rc ==
-        SKEP_OK) /* before the call: a backward whose result is lost has trained all the same */
-        rc = output_file_check(options_string(c->o, "output"), err);
+    /* Before the call: a backward whose result is lost has trained all the same. */
+    if (rc == SKEP_OK && output != NULL)
+        rc = output_file_check(output, err);
     if (rc == SKEP_OK && grad != NULL)
-        rc = tensor_file_open(&c->grad, grad, "grad_output", err);
+        rc = call_tensors_open(&c->grad, grad, "grad_output", no_cast, c->notes, err);
     return rc;
+}
+
+/* NumPy makes float64 unless it is told otherwise. What the expert takes is asked for only then. */
+static skep_status cast_files(struct call *c, struct skep_error *err)
+{
+    struct skep_expert_info info;
+
+    if (options_flag(c->o, "no-cast") ||
+        (!call_tensors_may_need_cast(&c->input) && !call_tensors_may_need_cast(&c->grad)))
+        return SKEP_OK;
+    skep_status rc = skep_remote_expert_info(c->expert, client_left_ms(c->deadline_us), &info, err);
+    if (rc == SKEP_OK)
+        rc = call_tensors_cast(&c->input, "input", info.schema.inputs, info.schema.input_count,
+                               c->notes, err);
+    if (rc == SKEP_OK)
+        rc = call_tensors_cast(&c->grad, "grad_output", info.schema.outputs,
+                               info.schema.output_count, c->notes, err);
+    return rc;
+}
+
+static const char *result_role(const struct call *c)
+{
+    return options_string(c->o, "grad") != NULL ? "grad_input" : "output";
 }
 
 static skep_status call_expert(struct call *c, struct skep_error *err)
@@ -279,24 +312,27 @@ static skep_status call_expert(struct call *c, struct skep_error *err)
     const char *request_id = options_string(c->o, "request-id");
     bool is_backward = options_string(c->o, "grad") != NULL;
     struct skep_call_options options = {
-        .timeout_ms = client_left_ms(c->deadline_us),
         .compression = compression_option(c->o, "compression"),
         .grad_compression = compression_option(c->o, "grad-compression"),
         .hedge_after_ms = (uint32_t)options_int(c->o, "hedge-after"),
     };
     struct skep_call *call;
-    uint64_t start_us = clock_mono_us();
-    skep_status rc;
+    const char *output = options_string(c->o, "output");
+    skep_status rc = cast_files(c, err);
 
+    if (rc != SKEP_OK)
+        return rc;
+    options.timeout_ms = client_left_ms(c->deadline_us);
+    uint64_t start_us = clock_mono_us();
     if (request_id != NULL && hex_decode(c->request_id, sizeof(c->request_id), request_id))
         options.request_id = c->request_id;
     if (is_backward)
-        rc = skep_remote_expert_backward_start(c->expert, c->input.tensors, c->input.count,
-                                               c->grad.tensors, c->grad.count, &options, NULL, NULL,
-                                               &call, err);
+        rc = skep_remote_expert_backward_start(c->expert, c->input.sent, c->input.file.count,
+                                               c->grad.sent, c->grad.file.count, &options, NULL,
+                                               NULL, &call, err);
     else
-        rc = skep_remote_expert_forward_start(c->expert, c->input.tensors, c->input.count, &options,
-                                              NULL, NULL, &call, err);
+        rc = skep_remote_expert_forward_start(c->expert, c->input.sent, c->input.file.count,
+                                              &options, NULL, NULL, &call, err);
     if (rc != SKEP_OK)
         return rc;
     skep_call_wait(call, UINT32_MAX);
@@ -306,36 +342,43 @@ static skep_status call_expert(struct call *c, struct skep_error *err)
     c->compression = skep_call_compression(call);
     skep_call_free(call);
     c->answered = rc == SKEP_OK;
-    if (rc == SKEP_OK)
-        rc = tensor_file_save(options_string(c->o, "output"), is_backward ? "grad_input" : "output",
-                              c->results, c->result_count, err);
+    if (rc == SKEP_OK && output != NULL)
+        rc = tensor_file_save(output, result_role(c), c->results, c->result_count, err);
     return rc;
 }
 
 static void report(const struct call *c)
 {
     const char *role = options_string(c->o, "grad") != NULL ? "backward" : "forward";
+    const char *output = options_string(c->o, "output");
     json_t *shapes;
     char text[128];
+    json_t *summary = json_array(); /* of what goes to no file */
 
+    for (size_t i = 0; output == NULL && i < c->result_count; i++)
+        json_array_append_new(summary,
+                              call_tensor_summary(result_role(c), i, &c->results[i]->dl_tensor));
     if (!options_flag(c->o, "json")) {
         printf("%s %s: %.2f ms", c->o->positional[0], role, c->elapsed_ms);
         for (size_t i = 0; i < c->result_count; i++)
             printf(", %s", tensor_describe(&c->results[i]->dl_tensor, text, sizeof(text)));
-        printf("%s -> %s\n", c->stats.hedges > 0 ? ", two nodes asked" : "",
-               options_string(c->o, "output"));
+        printf("%s%s%s\n", c->stats.hedges > 0 ? ", two nodes asked" : "",
+               output != NULL ? " -> " : "", output != NULL ? output : "");
+        for (size_t i = 0; i < json_array_size(summary); i++)
+            call_tensor_print(json_array_get(summary, i));
+        json_decref(summary);
         return;
     }
     shapes = json_array();
     for (size_t i = 0; i < c->result_count; i++)
         json_array_append_new(
             shapes, json_string(tensor_describe(&c->results[i]->dl_tensor, text, sizeof(text))));
-    json_print(json_pack("{s:s, s:s, s:s, s:f, s:o, s:s, s:s, s:I, s:I}", "uid",
+    json_print(json_pack("{s:s, s:s, s:s, s:f, s:o, s:o, s:O, s:s, s:s?, s:I, s:I}", "uid",
                          c->o->positional[0], "method", role, "peer_id", c->peer_id, "elapsed_ms",
-                         c->elapsed_ms, "tensors", shapes, "compression",
-                         skep_compression_name(c->compression), "output",
-                         options_string(c->o, "output"), "requests", (json_int_t)c->stats.requests,
-                         "hedges", (json_int_t)c->stats.hedges),
+                         c->elapsed_ms, "tensors", shapes, "summary", summary, "notes", c->notes,
+                         "compression", skep_compression_name(c->compression), "output", output,
+                         "requests", (json_int_t)c->stats.requests, "hedges",
+                         (json_int_t)c->stats.hedges),
                stdout);
 }
 
@@ -376,14 +419,15 @@ int cmd_call(int argc, char **argv)
 
     if (!options_begin(&o, &table, argc, argv, &code))
         return code;
-    struct call c = {.o = &o};
+    struct call c = {.o = &o, .notes = json_array()};
     code = check_usage(&o);
     if (code == CLI_DONE)
         code = run(&c);
     for (size_t i = 0; i < c.result_count; i++)
         skep_tensor_free(c.results[i]);
-    tensor_file_close(&c.input);
-    tensor_file_close(&c.grad);
+    call_tensors_close(&c.input);
+    call_tensors_close(&c.grad);
+    json_decref(c.notes);
     options_free(&o);
     return code;
 }

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/file_kind.h"
+#include "base/npy.h"
 #include "base/safetensors.h"
 
 enum { NAME_BYTES = 64 };
@@ -149,7 +150,7 @@ skep_status tensor_file_open(struct tensor_file *out, const char *path, const ch
     if (rc != SKEP_OK)
         return rc;
     if (content == CONTENT_NPY) {
-        rc = skep_npy_load(path, &out->npy, err);
+        rc = npy_load(path, &out->npy, &out->is_reordered, err);
         if (rc == SKEP_OK)
             out->tensors[out->count++] = &out->npy->dl_tensor;
         return rc;

@@ -14,6 +14,7 @@ enum { TENSOR_FILE_MAX = 64 };
 struct tensor_file {
     struct skep_safetensors *file; /* owned, or NULL for .npy */
     DLManagedTensor *npy;          /* owned, or NULL for safetensors */
+    bool is_reordered;             /* the file has its elements in Fortran order */
     size_t count;
     const DLTensor *tensors[TENSOR_FILE_MAX]; /* views of the two above */
 };

@@ -434,13 +434,13 @@ def read_safetensors(path):
             for name, t in header.items()}
 
 
-NPY_TYPES = {"f": "<f4", "d": "<f8", "q": "<i8"}
+NPY_TYPES = {"e": "<f2", "f": "<f4", "d": "<f8", "q": "<i8"}
 
 
-def write_npy(path, shape, values, letter="f"):
-    """A .npy file of NumPy format version 1.0; `letter` as in struct: f, d or q."""
-    text = "{'descr': '%s', 'fortran_order': False, 'shape': (%s), }" % (
-        NPY_TYPES[letter], "".join("%d, " % n for n in shape))
+def write_npy(path, shape, values, letter="f", fortran=False):
+    """A .npy file of NumPy format version 1.0; `letter` as in struct: e, f, d or q."""
+    text = "{'descr': '%s', 'fortran_order': %s, 'shape': (%s), }" % (
+        NPY_TYPES[letter], fortran, "".join("%d, " % n for n in shape))
     text += " " * (-(len(text) + 11) % 64) + "\n"
     with open(path, "wb") as out:
         out.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode())

@@ -3,7 +3,7 @@
 import os
 import struct
 
-from swarm import (GOLDEN, Swarm, call, main, read_npy, read_safetensors, write_npy,
+from swarm import (GOLDEN, Swarm, call, main, read_npy, read_safetensors, run, write_npy,
                    write_safetensors)
 
 HIDDEN = 16
@@ -85,7 +85,7 @@ def case_what_does_not_fit_the_expert_is_refused():
                             (("input.1",), "holds input.1 but no input.0")):
             write_safetensors(gap, {name: ((2, HIDDEN), floats(2 * HIDDEN)) for name in names})
             refused_call(swarm, node, [text], "--input", gap)
-        refused_call(swarm, node, ["F64", "F32"], *shape(2, HIDDEN, letter="d"))
+        refused_call(swarm, node, ["F64", "F32"], *shape(2, HIDDEN, letter="d"), "--no-cast")
         refused_call(swarm, node, ["I64", "F32"], *shape(2, HIDDEN, letter="q"))
         refused_call(swarm, node, ["15", "16"], *shape(2, HIDDEN - 1))
         refused_call(swarm, node, ["17", "16"], *shape(2, HIDDEN + 1))
@@ -101,7 +101,7 @@ def case_what_does_not_fit_the_expert_is_refused():
         write_npy(grad, (3, HIDDEN), floats(3 * HIDDEN))
         refused_call(swarm, node, ["3", "2"], "--input", good, "--grad", grad)
         write_npy(grad, (2, HIDDEN), floats(2 * HIDDEN), "d")
-        refused_call(swarm, node, ["F64", "F32"], "--input", good, "--grad", grad)
+        refused_call(swarm, node, ["F64", "F32"], "--input", good, "--grad", grad, "--no-cast")
         refused_call(swarm, node, ["expected"], "--input", good, "--grad", two)
         write_npy(grad, (2, HIDDEN), [float("nan")] * (2 * HIDDEN))
         refused_call(swarm, node, ["finite"], "--input", good, "--grad", grad)
@@ -110,6 +110,78 @@ def case_what_does_not_fit_the_expert_is_refused():
         # After all of it the expert still works.
         call("ffn.0.0", "--input", good, "--grad", good, "--output", swarm.path("y.npy"), node=node)
         assert call("ffn.0.0", node=node)["updates"] == 1
+
+
+def case_what_numpy_makes_by_default_is_cast_with_a_note():
+    with Swarm() as swarm:
+        node = nop_node(swarm)
+        x, y = swarm.path("x.npy"), swarm.path("y.npy")
+        values = floats(2 * HIDDEN)
+        expected = ("<f4", [2, HIDDEN], packed(values))
+        for letter, name in (("d", "F64"), ("e", "F16")):
+            write_npy(x, (2, HIDDEN), values, letter)
+            answer = call("ffn.0.0", "--input", x, "--output", y, node=node)
+            assert read_npy(y) == expected, name
+            assert answer["notes"] == [
+                "%s: input.0 is cast from %s to F32, which the expert takes" % (x, name)], answer
+            # Gradients too; the same is told to people.
+            out, said = run("call", "ffn.0.0", "--endpoint", node.endpoint, "--input", x, "--grad", x,
+                            "--output", y)
+            assert read_npy(y) == expected and " -> " + y in out, out
+            for role in ("input.0", "grad_output.0"):
+                assert "note: %s: %s is cast from %s to F32" % (x, role, name) in said, said
+        # Rows become columns in the file, not in the tensor.
+        columns = [values[row * HIDDEN + column] for column in range(HIDDEN) for row in range(2)]
+        write_npy(x, (2, HIDDEN), columns, fortran=True)
+        answer = call("ffn.0.0", "--input", x, "--output", y, node=node)
+        assert read_npy(y) == expected
+        assert answer["notes"] == [x + ": elements are in Fortran order; sent in C order"], answer
+        refused_call(swarm, node, ["Fortran order, expected C order"], "--input", x, "--no-cast")
+        # What does not fit float32 is told too.
+        write_npy(x, (1, HIDDEN), floats(HIDDEN - 1) + [1e300], "d")
+        answer = call("ffn.0.0", "--input", x, node=node)
+        assert "1 elements of input.0 are beyond what F32 holds" in answer["notes"][1], answer
+        # Nothing is told of what is as it should be, and integers are no floats.
+        write_npy(x, (2, HIDDEN), values)
+        assert call("ffn.0.0", "--input", x, "--no-cast", "--output", y, node=node)["notes"] == []
+        write_npy(x, (2, HIDDEN), [0] * (2 * HIDDEN), "q")
+        refused_call(swarm, node, ["I64", "F32"], "--input", x)
+
+
+def case_without_an_output_file_the_result_is_summed_up():
+    with Swarm() as swarm:
+        node = nop_node(swarm)
+        x = swarm.path("x.npy")
+        write_npy(x, (2, HIDDEN), [-1.5, 2.0] * HIDDEN)
+        answer = call("ffn.0.0", "--input", x, node=node)
+        assert answer["output"] is None and answer["summary"] == [
+            {"name": "output.0", "shape": [2, HIDDEN], "dtype": "F32", "min": -1.5, "mean": 0.25,
+             "max": 2.0, "nan": 0, "infinite": 0}], answer
+        out, said = run("call", "ffn.0.0", "--endpoint", node.endpoint, "--input", x)
+        assert out.splitlines()[1:] == ["output.0: [2, 16] F32, min -1.5, mean 0.25, max 2"], out
+        assert said == "", said
+        answer = call("ffn.0.0", "--input", x, "--grad", x, node=node)
+        assert answer["summary"][0]["name"] == "grad_input.0" and answer["summary"][0]["max"] == 2.0
+        # A file takes it instead.
+        answer = call("ffn.0.0", "--input", x, "--output", swarm.path("y.npy"), node=node)
+        assert answer["summary"] == [], answer
+
+
+def case_nan_in_the_input_is_told():
+    with Swarm() as swarm:
+        node = nop_node(swarm)
+        x = swarm.path("x.safetensors")
+        inf = float("inf")
+        write_safetensors(x, {"input.0": ((1, HIDDEN), floats(HIDDEN - 3) + [float("nan"), inf, -inf])})
+        answer = call("ffn.0.0", "--input", x, node=node)
+        assert answer["notes"] == [x + ": input.0 holds 1 NaN and 2 infinite of 16 elements"], answer
+        (summary,) = answer["summary"]
+        assert (summary["nan"], summary["infinite"], summary["min"]) == (1, 2, -1.0), summary
+        out, said = run("call", "ffn.0.0", "--endpoint", node.endpoint, "--input", x)
+        assert "note: %s: input.0 holds 1 NaN" % x in said and ", 1 NaN, 2 infinite" in out, out + said
+        write_safetensors(x, {"input.0": ((1, HIDDEN), [inf] * HIDDEN)})
+        (summary,) = call("ffn.0.0", "--input", x, node=node)["summary"]
+        assert (summary["min"], summary["mean"], summary["max"]) == (None, None, None), summary
 
 
 def case_anomalies_are_refused_when_asked_to():
