@@ -7,14 +7,36 @@
 
 #include <string.h>
 
-#if defined(__F16C__)
+#if defined(__AVX__)
 #include <immintrin.h>
 #endif
 
-/* 8 elements: unaligned floats, and as doubles. */
-typedef float vec __attribute__((vector_size(32), aligned(4), may_alias));
-typedef double vec_double __attribute__((vector_size(64)));
-enum { LANES = 8, UNROLLED = 4 };
+/* As many elements as a register holds doubles: unaligned floats, and as doubles. Of vectors that
+ * are wider than a register, gcc 12 keeps the parts in memory. All sets add in the same order. */
+#if defined(__AVX512F__)
+enum { LANES = 8 };
+#elif defined(__AVX__)
+enum { LANES = 4 };
+#else
+enum { LANES = 2 };
+#endif
+enum { UNROLLED = 32 / LANES };
+typedef float vec __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
+typedef double vec_double __attribute__((vector_size(LANES * sizeof(double))));
+typedef uint64_t vec_bits __attribute__((vector_size(LANES * sizeof(uint64_t))));
+typedef int32_t vec_words __attribute__((vector_size(LANES * sizeof(int32_t))));
+
+/* One instruction, where gcc 12 makes four of __builtin_convertvector(). */
+static inline vec_double load_doubles(const float *x)
+{
+#if defined(__AVX512F__)
+    return (vec_double)_mm512_cvtps_pd(_mm256_loadu_ps(x));
+#elif defined(__AVX__)
+    return (vec_double)_mm256_cvtps_pd(_mm_loadu_ps(x));
+#else
+    return __builtin_convertvector(*(const vec *)x, vec_double);
+#endif
+}
 
 static inline uint32_t bits_of(float x)
 {
@@ -163,7 +185,7 @@ static double CODEC_NAME(sum)(const float *x, size_t n)
 
     for (; i + LANES * UNROLLED <= n; i += LANES * UNROLLED)
         for (size_t k = 0; k < UNROLLED; k++)
-            sums[k] += __builtin_convertvector(*(const vec *)(x + i + k * LANES), vec_double);
+            sums[k] += load_doubles(x + i + k * LANES);
     double total = add_lanes(sums);
     for (; i < n; i++)
         total += (double)x[i];
@@ -177,14 +199,71 @@ static double CODEC_NAME(sum_squares)(const float *x, size_t n, double mean)
 
     for (; i + LANES * UNROLLED <= n; i += LANES * UNROLLED)
         for (size_t k = 0; k < UNROLLED; k++) {
-            vec_double d = __builtin_convertvector(*(const vec *)(x + i + k * LANES), vec_double);
-            d -= mean;
+            vec_double d = load_doubles(x + i + k * LANES) - mean;
             sums[k] += d * d;
         }
     double total = add_lanes(sums);
     for (; i < n; i++)
         total += ((double)x[i] - mean) * ((double)x[i] - mean);
     return total;
+}
+
+enum { MOMENT_VECTORS = 2 };
+
+static struct codec_moments CODEC_NAME(moments)(const float *x, size_t n, double shift)
+{
+    vec_double sums[MOMENT_VECTORS] = {{0}}, squares[MOMENT_VECTORS] = {{0}};
+    vec_words largest[MOMENT_VECTORS] = {{0}};
+    struct codec_moments m = {0};
+    size_t i = 0;
+
+    for (; i + LANES * MOMENT_VECTORS <= n; i += LANES * MOMENT_VECTORS)
+        for (size_t k = 0; k < MOMENT_VECTORS; k++) {
+            vec v = *(const vec *)(x + i + k * LANES);
+            vec_words bits = (vec_words)v & MAGNITUDE;
+            vec_double d = load_doubles(x + i + k * LANES) - shift;
+            sums[k] += d;
+            squares[k] += d * d;
+            vec_words larger = bits > largest[k];
+            largest[k] = (bits & larger) | (largest[k] & ~larger);
+        }
+    for (size_t k = 0; k < MOMENT_VECTORS; k++)
+        for (size_t lane = 0; lane < LANES; lane++) {
+            m.sum += sums[k][lane];
+            m.squares += squares[k][lane];
+            uint32_t bits = (uint32_t)largest[k][lane];
+            m.largest_bits = bits > m.largest_bits ? bits : m.largest_bits;
+        }
+    for (; i < n; i++) {
+        double d = (double)x[i] - shift;
+        uint32_t bits = bits_of(x[i]) & MAGNITUDE;
+        m.sum += d;
+        m.squares += d * d;
+        m.largest_bits = bits > m.largest_bits ? bits : m.largest_bits;
+    }
+    return m;
+}
+
+/* Added to a number of less than 2^51 it leaves the nearest whole number in the lowest bits. */
+#define DOUBLE_ROUNDER 0x1.8p52
+#define DOUBLE_ROUNDER_BITS UINT64_C(0x4338000000000000)
+
+static void CODEC_NAME(fixed)(const float *restrict x, size_t n, double scale,
+                              uint64_t *restrict out)
+{
+    size_t i = 0;
+
+    for (; i + LANES <= n; i += LANES) {
+        vec_double d = load_doubles(x + i) * scale + DOUBLE_ROUNDER;
+        vec_bits bits = (vec_bits)d - (DOUBLE_ROUNDER_BITS - CODEC_FIXED_ONE);
+        memcpy(out + i, &bits, sizeof(bits));
+    }
+    for (; i < n; i++) {
+        double d = (double)x[i] * scale + DOUBLE_ROUNDER;
+        uint64_t bits;
+        memcpy(&bits, &d, sizeof(bits));
+        out[i] = bits - (DOUBLE_ROUNDER_BITS - CODEC_FIXED_ONE);
+    }
 }
 
 static uint32_t CODEC_NAME(largest_bits)(const float *x, size_t n)
@@ -239,16 +318,54 @@ static inline uint8_t rounded_byte(float x)
     return (uint8_t)bits_of(x + ROUNDER);
 }
 
+#if defined(__AVX2__)
+static inline __m256i grid_steps(const float *x, const struct codec_grid *g)
+{
+    __m256 away = _mm256_sub_ps(_mm256_loadu_ps(x), _mm256_set1_ps(g->mean));
+    __m256 steps = _mm256_mul_ps(_mm256_sub_ps(away, _mm256_set1_ps(g->mean_rest)),
+                                 _mm256_set1_ps(g->per_step));
+
+    steps = _mm256_max_ps(_mm256_min_ps(steps, _mm256_set1_ps(127.0f)), _mm256_set1_ps(-128.0f));
+    return _mm256_cvtps_epi32(steps); /* halves to even, as rounded_byte() */
+}
+#endif
+
 static void CODEC_NAME(grid_codes)(const float *restrict x, size_t n, const struct codec_grid *grid,
                                    uint8_t *restrict out)
 {
     struct codec_grid g = *grid;
+    size_t i = 0;
 
-    for (size_t i = 0; i < n; i++) {
+#if defined(__AVX2__)
+    for (; i + 32 <= n; i += 32) {
+        __m256i a = grid_steps(x + i, &g), b = grid_steps(x + i + 8, &g);
+        __m256i c = grid_steps(x + i + 16, &g), d = grid_steps(x + i + 24, &g);
+        __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+        /* Packing works in the two halves apart: back into order. */
+        packed = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+        packed = _mm256_xor_si256(packed, _mm256_set1_epi8((char)0x80));
+        _mm256_storeu_si256((__m256i *)(void *)(out + i), packed);
+    }
+#endif
+    for (; i < n; i++) {
         float steps = (x[i] - g.mean - g.mean_rest) * g.per_step;
         steps = steps > 127.0f ? 127.0f : steps;
         steps = steps < -128.0f ? -128.0f : steps;
         out[i] = (uint8_t)(rounded_byte(steps) ^ 0x80);
+    }
+}
+
+/* Each step keeps the order of the elements: a larger x never gets a smaller bin. */
+static void CODEC_NAME(bins)(const float *restrict x, size_t n, float low, float per_bin,
+                             uint16_t last, uint16_t *restrict out)
+{
+    float most = (float)last;
+
+    for (size_t i = 0; i < n; i++) {
+        float bin = (x[i] - low) * per_bin;
+        bin = bin < most ? bin : most;
+        bin = bin > 0.0f ? bin : 0.0f;
+        out[i] = (uint16_t)(int32_t)bin;
     }
 }
 
@@ -306,10 +423,13 @@ const struct codec_kernels CODEC_NAME(codec_kernels) = {
     .from_bf16 = CODEC_NAME(from_bf16),
     .sum = CODEC_NAME(sum),
     .sum_squares = CODEC_NAME(sum_squares),
+    .moments = CODEC_NAME(moments),
+    .fixed = CODEC_NAME(fixed),
     .largest_bits = CODEC_NAME(largest_bits),
     .normalize = CODEC_NAME(normalize),
     .restore = CODEC_NAME(restore),
     .grid_codes = CODEC_NAME(grid_codes),
+    .bins = CODEC_NAME(bins),
     .border_codes = CODEC_NAME(border_codes),
     .look_up = CODEC_NAME(look_up),
     .quantize = CODEC_NAME(quantize),

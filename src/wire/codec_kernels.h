@@ -19,6 +19,17 @@ struct codec_grid {
 
 enum { CODEC_BORDERS = 256 };
 
+struct codec_moments {
+    double sum;
+    double squares;
+    uint32_t largest_bits;
+};
+
+/* Fixed-point numbers that count themselves: a sum of up to 2^CODEC_FIXED_COUNT_BITS of them holds
+ * their sum in its low bits and their number above. */
+#define CODEC_FIXED_ONE (UINT64_C(1) << 50)
+enum { CODEC_FIXED_BITS = 36, CODEC_FIXED_COUNT_BITS = 13 };
+
 struct codec_kernels {
     const char *name;
     /* Clamped to +-65504, rounded to nearest even; a NaN stays a NaN. */
@@ -31,6 +42,10 @@ struct codec_kernels {
     double (*sum)(const float *x, size_t n);
     /* Of (x - mean)^2, in double. */
     double (*sum_squares)(const float *x, size_t n, double mean);
+    /* The sums of x - shift and of (x - shift)^2, in double, and largest_bits(), in one pass. */
+    struct codec_moments (*moments)(const float *x, size_t n, double shift);
+    /* x * scale, rounded, plus CODEC_FIXED_ONE. |x * scale| is at most 2^CODEC_FIXED_BITS. */
+    void (*fixed)(const float *x, size_t n, double scale, uint64_t *out);
     /* The bits of the largest absolute value; 0x7f800000 and more if one is not finite. */
     uint32_t (*largest_bits)(const float *x, size_t n);
     /* to_f16() of (x - mean) / std. */
@@ -39,6 +54,8 @@ struct codec_kernels {
     void (*restore)(const uint16_t *in, size_t n, float mean, float std, float *out);
     /* Nearest step of the grid, -128 to 127, plus 128. */
     void (*grid_codes)(const float *x, size_t n, const struct codec_grid *grid, uint8_t *out);
+    /* (x - low) * per_bin, cut to a whole number and to 0 to last. x and low are finite. */
+    void (*bins)(const float *x, size_t n, float low, float per_bin, uint16_t last, uint16_t *out);
     /* How many borders lie below x; the last border is infinity. */
     void (*border_codes)(const float *x, size_t n, const float borders[static CODEC_BORDERS],
                          uint8_t *out);

@@ -500,6 +500,184 @@ static void statistics_and_codes_agree_everywhere(void **state)
         }
 }
 
+/* ---- quantile8 and uniform8 against their definitions ---- */
+
+enum { LARGE = 100003 }; /* large enough for bins, and no multiple of anything */
+
+static float spread_normal(size_t i)
+{
+    (void)i;
+    return random_normal();
+}
+
+static float far_from_zero(size_t i)
+{
+    (void)i;
+    return 10000.0f + random_normal();
+}
+
+static float two_scales(size_t i)
+{
+    return i % 2 == 0 ? random_normal() : random_normal() * 1e-4f;
+}
+
+static float few_values(size_t i)
+{
+    (void)i;
+    return (float)(random_bits() % 7) * 0.1f;
+}
+
+static float clipped(size_t i)
+{
+    float x = random_normal();
+
+    (void)i;
+    return x > 0.0f ? x : 0.0f;
+}
+
+static float with_outliers(size_t i)
+{
+    return i % 1000 == 7 ? random_normal() * 1e30f : random_normal();
+}
+
+static float heavy_tails(size_t i)
+{
+    (void)i;
+    return random_normal() / (0.01f + fabsf(random_normal()));
+}
+
+static float rising(size_t i)
+{
+    return (float)i;
+}
+
+static float nearly_constant(size_t i)
+{
+    return i == 5 ? 1.0f : 0.25f;
+}
+
+static float (*const kinds[])(size_t i) = {spread_normal, far_from_zero, two_scales,
+                                           few_values,    clipped,       with_outliers,
+                                           heavy_tails,   rising,        nearly_constant};
+
+static int compare_floats(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+
+    return (x > y) - (x < y);
+}
+
+static void quantile_codes(const float *x, size_t n, uint8_t *codes)
+{
+    float *sorted = malloc(n * sizeof(*sorted));
+    double borders[255];
+
+    assert_non_null(sorted);
+    memcpy(sorted, x, n * sizeof(*sorted));
+    qsort(sorted, n, sizeof(*sorted), compare_floats);
+    for (size_t i = 0; i < 255; i++) {
+        double at = (double)(i + 1) / 256 * (double)(n - 1);
+        size_t low = (size_t)at;
+        borders[i] = (double)sorted[low] +
+                     ((double)sorted[low + 1] - (double)sorted[low]) * (at - (double)low);
+    }
+    for (size_t i = 0; i < n; i++) {
+        codes[i] = 0;
+        while (codes[i] < 255 && borders[codes[i]] < (double)x[i])
+            codes[i]++;
+    }
+    free(sorted);
+}
+
+/* The means of the elements of each code, by the obvious way. */
+static void expect_codebook(const float *x, size_t n, const uint8_t *codes, const float *codebook)
+{
+    double sums[256] = {0}, counts[256] = {0}, largest = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        sums[codes[i]] += (double)x[i];
+        counts[codes[i]]++;
+        largest = fabs((double)x[i]) > largest ? fabs((double)x[i]) : largest;
+    }
+    for (int c = 0; c < 256; c++) {
+        double mean = counts[c] > 0 ? sums[c] / counts[c] : 0.0;
+        if (!(fabs((double)codebook[c] - mean) <= 0x1p-23 * fabs(mean) + 0x1p-35 * largest))
+            fail_msg("codebook[%d] is %g, expected %g", c, (double)codebook[c], mean);
+    }
+}
+
+static void check_quantiles(const float *x, size_t n, uint8_t *encoded, uint8_t *codes)
+{
+    struct codec_array a = {.rows = 1, .columns = n, .count = n};
+
+    quantile_codes(x, n, codes);
+    assert_int_equal(quantile8_encode(&a, x, encoded), CODEC_DONE);
+    assert_memory_equal(encoded + CODEC_CODEBOOK_BYTES, codes, n);
+    expect_codebook(x, n, codes, (const float *)(const void *)encoded);
+}
+
+static void quantiles_are_exact_for_every_kind_of_data(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = {2, 257, 5000, 32767, 32768, LARGE};
+    const struct codec_kernels *sets[CODEC_KERNEL_SETS];
+    size_t set_count = codec_kernels_all(sets);
+    float *x = malloc(LARGE * sizeof(*x));
+    uint8_t *codes = malloc(LARGE);
+    uint8_t *encoded = aligned_alloc(64, (CODEC_CODEBOOK_BYTES + LARGE + 63) / 64 * 64);
+
+    assert_true(x != NULL && codes != NULL && encoded != NULL);
+    for (size_t kind = 0; kind < sizeof(kinds) / sizeof(kinds[0]); kind++) {
+        for (size_t i = 0; i < LARGE; i++)
+            x[i] = kinds[kind](i);
+        for (size_t set = 0; set < set_count; set++) {
+            codec_kernels_force(sets[set]);
+            for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++)
+                check_quantiles(x, sizes[s], encoded, codes);
+        }
+        codec_kernels_force(NULL);
+    }
+    free(encoded);
+    free(codes);
+    free(x);
+}
+
+static void uniform_means_are_exact_for_every_kind_of_data(void **state)
+{
+    (void)state;
+    struct codec_array a = {.rows = 1, .columns = LARGE, .count = LARGE};
+    const struct codec_kernels *sets[CODEC_KERNEL_SETS];
+    size_t set_count = codec_kernels_all(sets);
+    float *x = malloc(LARGE * sizeof(*x));
+    uint8_t *encoded = aligned_alloc(64, (CODEC_CODEBOOK_BYTES + LARGE + 63) / 64 * 64);
+
+    assert_true(x != NULL && encoded != NULL);
+    for (size_t kind = 0; kind < sizeof(kinds) / sizeof(kinds[0]); kind++) {
+        double mean = 0, squares = 0;
+        for (size_t i = 0; i < LARGE; i++)
+            mean += (double)(x[i] = kinds[kind](i)) / LARGE;
+        for (size_t i = 0; i < LARGE; i++)
+            squares += ((double)x[i] - mean) * ((double)x[i] - mean);
+        double step = 6.0 * sqrt(squares / (LARGE - 1)) / 256;
+        for (size_t set = 0; set < set_count; set++) {
+            codec_kernels_force(sets[set]);
+            assert_int_equal(uniform8_encode(&a, x, encoded), CODEC_DONE);
+            const uint8_t *codes = encoded + CODEC_CODEBOOK_BYTES;
+            for (size_t i = 0; i < LARGE; i++) { /* on a border either neighbour will do */
+                double steps = ((double)x[i] - mean) / step;
+                steps = steps > 127.0 ? 127.0 : steps < -128.0 ? -128.0 : steps;
+                if (!(fabs(steps - (codes[i] - 128)) <= 0.5001))
+                    fail_msg("kind %zu: element %zu has code %d at %g steps", kind, i, codes[i],
+                             steps);
+            }
+            expect_codebook(x, LARGE, codes, (const float *)(const void *)encoded);
+        }
+        codec_kernels_force(NULL);
+    }
+    free(encoded);
+    free(x);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -520,6 +698,8 @@ int main(void)
         cmocka_unit_test(sixteen_bits_are_the_same_everywhere),
         cmocka_unit_test(every_half_is_the_same_everywhere),
         cmocka_unit_test(statistics_and_codes_agree_everywhere),
+        cmocka_unit_test(quantiles_are_exact_for_every_kind_of_data),
+        cmocka_unit_test(uniform_means_are_exact_for_every_kind_of_data),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
