@@ -2,8 +2,10 @@
 #include <string.h>
 #include <time.h>
 
+#include <skep/watch.h>
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "cli/client_options.h"
 #include "cli/command.h"
 #include "cli/find_prefix.h"
@@ -12,7 +14,11 @@
 #include "dht/record.h"
 #include "dht/uid.h"
 
-enum { MAX_PROVIDERS = 16, PEER_ID_SHOWN = 12 };
+enum {
+    MAX_PROVIDERS = 16,
+    PEER_ID_SHOWN = 12,
+    LIST_MS = 1000, /* for finding out whether any node is published */
+};
 
 static const struct option_spec specs[] = {
     {.name = "resource",
@@ -180,6 +186,30 @@ static int worst_code(const struct findings *f)
     return code;
 }
 
+/* Where nothing was found: DHT peers that answer may be nodes that publish nothing, which only they
+ * say, in their logs. Returns whether it is so. */
+static bool hint_at_unpublished(struct skep_client *client, uint64_t deadline_us)
+{
+    struct skep_peer *peers = NULL;
+    size_t count = 0;
+    uint32_t left_ms = client_left_ms(deadline_us);
+    skep_status rc = skep_client_peers(client, false, left_ms < LIST_MS ? left_ms : LIST_MS, &peers,
+                                       &count, NULL);
+    unsigned answering = skep_client_peer_count(client);
+
+    skep_peers_free(peers);
+    /* Time that is up without one says the same: in a swarm of any size one comes at once. */
+    if ((rc != SKEP_NOT_FOUND && rc != SKEP_DEADLINE_EXCEEDED) || answering == 0)
+        return false;
+    fprintf(
+        stderr,
+        "skep %s: no node of this swarm is listed, though %u DHT peer%s answer%s: bootstrap peers "
+        "(skep dht), nodes that have just started, or nodes that publish nothing, which say why in "
+        "their logs (such as a --listen on loopback where peers join by another address)\n",
+        table.command, answering, text_plural(answering), answering == 1 ? "s" : "");
+    return true;
+}
+
 /* Who expects a group of experts under a name misses a dot: a prefix is not looked up as a UID. */
 static void hint_at_prefixes(const struct findings *f)
 {
@@ -213,9 +243,12 @@ static int find_all(const struct options *o, struct skep_client *client, uint64_
         print_json(f);
     else
         print_table(f);
-    if (rc == SKEP_OK && !f->listed && !options_flag(o, "json"))
-        hint_at_prefixes(f);
     int code = rc == SKEP_OK ? worst_code(f) : cli_fail(table.command, &err);
+    if (code == CLI_NOT_FOUND && !f->listed && !options_flag(o, "json")) {
+        fflush(stdout); /* the answer comes before what is said about it */
+        if (!hint_at_unpublished(client, deadline_us))
+            hint_at_prefixes(f);
+    }
     for (size_t i = 0; i < f->count; i++)
         skep_remote_expert_free(f->experts[i]);
     mem_free(f->experts);
@@ -242,6 +275,7 @@ static int list_prefix(const struct options *o, struct skep_client *client, uint
     } else {
         error_set(&err, SKEP_NOT_FOUND, "nothing is served under %s", prefix);
         code = cli_fail(table.command, &err);
+        (void)hint_at_unpublished(client, deadline_us);
     }
     uid_list_free(&list);
     return code;

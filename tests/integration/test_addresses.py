@@ -132,6 +132,21 @@ def case_who_is_alone_behind_a_wildcard():
     return None
 
 
+def case_a_node_that_publishes_nothing():
+    """`find` says that peers are there, and that none of them is published; the node says why."""
+    with Swarm() as swarm:
+        node = swarm.node("node", ["ffn.0.0"], [], "--dht-listen", "0.0.0.0:*")
+        node.wait_log("nothing is published; use another --listen, or --announce")
+        for what in ("ffn.0.0", "ffn."):
+            said = run("find", what, "--initial-peers", node.peer, code=3)[1]
+            assert "no node of this swarm is listed, though " in said, said
+        other = swarm.node("other", ["ffn.0.1"], [node.peer], listen="0.0.0.0:*")
+        until(lambda: find(node.peer, "ffn.0.1")["ffn.0.1"], 30, "another one is published")
+        said = run("find", "ffn.0.0", "--initial-peers", node.peer, code=3)[1]
+        assert "is listed" not in said and "nobody serves ffn.0.0" in said, said
+        assert other.alive()
+
+
 def case_an_unreachable_endpoint_is_only_one_candidate():
     """A reader skips what it cannot reach, and goes on to who can be."""
     with Swarm() as swarm:
