@@ -4,6 +4,7 @@
 #include <ifaddrs.h>
 #include <pthread.h>
 #include <sodium.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -37,6 +38,12 @@ enum {
     /* Peers that contacted us count as dubious until they have answered us too. */
     HURRY_MS = 500,
 
+    CHECKS_AT_ONCE = 8,  /* peers that are looked into */
+    CHECK_ADDRESSES = 2, /* of each: a name has one for each family */
+    LOOK_CHECKING_MS = 5,
+    LATE_MS = 3000, /* to join: then it is said */
+    EXPLANATION_BYTES = 2048,
+
     MAX_KNOWN = 1024,
     INTRODUCTIONS = 3,
 };
@@ -62,7 +69,11 @@ struct peer {
     unsigned tries;
     bool present; /* in the routing table */
     bool complained;
+    bool complain; /* as soon as it is known why it does not answer */
     struct log_gate gate;
+    struct join_check *checks; /* under way; owned; NULL: none */
+    size_t check_count;
+    char why[SKEP_ERROR_MESSAGE_BYTES]; /* it does not answer; "": not known */
 };
 
 struct bootstrap {
@@ -70,6 +81,7 @@ struct bootstrap {
     struct endpoint listen;
     void (*placed)(void *arg, enum resolver_place place);
     void *arg;
+    const struct join_networks *networks;
     char *peers_file;
     uint32_t minute_ms;
     struct resolver *resolver;
@@ -84,6 +96,8 @@ struct bootstrap {
     uint64_t introduce_us; /* when next */
     unsigned introduced;   /* times since we were connected */
     bool was_connected;
+    size_t checking;    /* peers that are looked into */
+    bool is_explaining; /* those that were to be looked into are */
 
     pthread_mutex_t lock; /* guards the fields below */
     pthread_cond_t changed;
@@ -91,6 +105,10 @@ struct bootstrap {
     bool woken;
     bool expects_peers; /* some were configured or saved, other than ourselves */
     unsigned good;
+    char *joined_line; /* to be logged then; owned */
+    bool is_late_said;
+    unsigned explain_asked, explain_begun, explain_done; /* counted */
+    char explanation[EXPLANATION_BYTES];
 };
 
 /* ---- addresses ---- */
@@ -249,7 +267,11 @@ static void take_resolutions(struct bootstrap *b)
             add_first_loopback(p);
             if (!p->present)
                 contact_addresses(b, p);
-        } else if (log_gate_open(&p->gate, COMPLAIN_MS, &suppressed)) {
+            p->why[0] = '\0';
+            continue;
+        }
+        snprintf(p->why, sizeof(p->why), "%s", r->err.message);
+        if (log_gate_open(&p->gate, COMPLAIN_MS, &suppressed)) {
             p->complained = true;
             log_warn("bootstrap peer %s: %s; trying again", p->text, r->err.message);
         }
@@ -282,6 +304,134 @@ static bool is_known(const struct bootstrap *b, const struct address *a)
     return false;
 }
 
+/* ---- why a peer does not answer ---- */
+
+/* False if nothing can be looked into: there is no address, or no room. */
+static bool begin_check(struct bootstrap *b, struct peer *p)
+{
+    if (p->checks != NULL)
+        return true;
+    if (p->address_count == 0 || b->checking == CHECKS_AT_ONCE)
+        return false;
+    p->checks = mem_calloc(CHECK_ADDRESSES, sizeof(*p->checks));
+    if (p->checks == NULL)
+        return false;
+    b->checking++;
+    p->check_count = p->address_count < CHECK_ADDRESSES ? p->address_count : CHECK_ADDRESSES;
+    for (size_t i = 0; i < p->check_count; i++)
+        join_check_begin(&p->checks[i], &p->addresses[i], b->networks);
+    return true;
+}
+
+static void end_check(struct bootstrap *b, struct peer *p)
+{
+    if (p->checks == NULL)
+        return;
+    for (size_t i = 0; i < p->check_count; i++)
+        join_check_end(&p->checks[i]);
+    mem_free(p->checks);
+    p->checks = NULL;
+    b->checking--;
+}
+
+static void complain(struct peer *p)
+{
+    p->complain = false;
+    log_warn("bootstrap peer %s: %s%s%s; trying again", p->text,
+             p->initial.is_tracker ? "the peers that it named do not answer"
+                                   : "does not answer on UDP",
+             p->why[0] != '\0' ? ": " : "", p->why);
+}
+
+/* The most telling of what was found at its addresses. */
+static void conclude(struct bootstrap *b, struct peer *p)
+{
+    const struct join_check *best = &p->checks[0];
+    char text[JOIN_CHECK_TEXT_BYTES];
+
+    for (size_t i = 1; i < p->check_count; i++)
+        if (join_check_finding(&p->checks[i]) < join_check_finding(best))
+            best = &p->checks[i];
+    snprintf(p->why, sizeof(p->why), "%s", join_check_say(best, text));
+    end_check(b, p);
+    if (p->complain)
+        complain(p);
+}
+
+static void look_at_checks(struct bootstrap *b)
+{
+    for (size_t i = 0; i < b->peer_count && b->checking > 0; i++) {
+        struct peer *p = &b->peers[i];
+        bool is_over = true;
+        for (size_t k = 0; p->checks != NULL && k < p->check_count; k++)
+            is_over = join_check_look(&p->checks[k]) && is_over;
+        if (p->checks != NULL && is_over)
+            conclude(b, p);
+    }
+}
+
+static const char *why_silent(const struct peer *p)
+{
+    if (p->why[0] != '\0')
+        return p->why;
+    if (p->address_count > 0)
+        return "does not answer on UDP";
+    return p->initial.is_tracker ? "no answer yet, neither to its name nor from the tracker"
+                                 : "its name is still being looked up";
+}
+
+/* About each that was configured, as far as there is room. */
+static void write_explanation(struct bootstrap *b, char out[static EXPLANATION_BYTES])
+{
+    size_t used = 0, more = 0;
+
+    out[0] = '\0';
+    for (size_t i = 0; i < b->peer_count; i++) {
+        const struct peer *p = &b->peers[i];
+        char one[INITIAL_PEER_TEXT_BYTES + SKEP_ERROR_MESSAGE_BYTES + 8];
+
+        if (p->saved || p->self || p->present)
+            continue;
+        int len =
+            snprintf(one, sizeof(one), "%s%s: %s", used > 0 ? "; " : "", p->text, why_silent(p));
+        if (len < 0 || (size_t)len >= EXPLANATION_BYTES - used) {
+            more++;
+            continue;
+        }
+        memcpy(out + used, one, (size_t)len + 1);
+        used += (size_t)len;
+    }
+    if (more > 0)
+        snprintf(out + used, EXPLANATION_BYTES - used, "; and %zu more", more);
+}
+
+/* Begins what was asked for, and hands out what came of it. */
+static void explain(struct bootstrap *b)
+{
+    char text[EXPLANATION_BYTES];
+
+    pthread_mutex_lock(&b->lock);
+    bool wanted = b->explain_asked != b->explain_done;
+    bool begins = wanted && !b->is_explaining;
+    if (begins)
+        b->explain_begun = b->explain_asked;
+    pthread_mutex_unlock(&b->lock);
+    for (size_t i = 0; begins && i < b->peer_count; i++)
+        if (!b->peers[i].saved && !b->peers[i].self && !b->peers[i].present)
+            (void)begin_check(b, &b->peers[i]);
+    b->is_explaining = wanted;
+    look_at_checks(b);
+    if (!wanted || b->checking > 0)
+        return;
+    write_explanation(b, text);
+    b->is_explaining = false;
+    pthread_mutex_lock(&b->lock);
+    memcpy(b->explanation, text, sizeof(text));
+    b->explain_done = b->explain_begun;
+    pthread_cond_broadcast(&b->changed);
+    pthread_mutex_unlock(&b->lock);
+}
+
 /* Whether the peer answered, and what to tell people about it. */
 static void look_at(struct bootstrap *b, struct peer *p)
 {
@@ -296,14 +446,13 @@ static void look_at(struct bootstrap *b, struct peer *p)
         p->complained = false;
         p->tried_us = 0;
         p->tries = 0;
+        p->why[0] = '\0';
     } else if (p->tried_us != 0 && !p->self && !p->saved &&
                p->tried_us + ANSWER_MS * UINT64_C(1000) <= clock_mono_us() &&
                log_gate_open(&p->gate, COMPLAIN_MS, &suppressed)) {
-        p->complained = true;
-        log_warn("bootstrap peer %s: %s on UDP (no such peer, a firewall, or another swarm); "
-                 "trying again",
-                 p->text,
-                 p->initial.is_tracker ? "the peers it named do not answer" : "does not answer");
+        p->complain = p->complained = true;
+        if (!begin_check(b, p))
+            complain(p);
     }
     p->present = present;
 }
@@ -354,6 +503,28 @@ static void tell(struct bootstrap *b, unsigned good)
     b->was_connected = good > 0;
 }
 
+/* Says how others join, once we have joined ourselves. */
+static void tell_joined(struct bootstrap *b, unsigned good)
+{
+    pthread_mutex_lock(&b->lock);
+    bool joined = good > 0 || !b->expects_peers;
+    char *line = joined ? b->joined_line : NULL;
+    bool late = !joined && b->joined_line != NULL && !b->is_late_said &&
+                b->started_us + LATE_MS * UINT64_C(1000) <= clock_mono_us();
+    if (joined)
+        b->joined_line = NULL;
+    b->is_late_said = b->is_late_said || late;
+    pthread_mutex_unlock(&b->lock);
+    if (late)
+        log_warn(
+            "DHT: not joined: no initial peer has answered in %d s; trying on. Until one does, "
+            "nobody in their swarm finds this process",
+            LATE_MS / 1000);
+    if (line != NULL)
+        log_info("%s", line);
+    mem_free(line);
+}
+
 static void save(struct bootstrap *b)
 {
     struct skep_error err = {0};
@@ -392,6 +563,7 @@ static void look(struct bootstrap *b)
     take_resolutions(b);
     contact_missing(b, status.good_nodes < PEER_FLOOR);
     contact_met(b, status.good_nodes < PEER_FLOOR);
+    explain(b);
     tell(b, status.good_nodes);
     introduce(b, status.good_nodes > 0);
 
@@ -403,6 +575,7 @@ static void look(struct bootstrap *b)
     b->expects_peers = expects;
     pthread_cond_broadcast(&b->changed);
     pthread_mutex_unlock(&b->lock);
+    tell_joined(b, status.good_nodes);
 
     if (b->save_us <= clock_mono_us()) {
         save(b);
@@ -415,6 +588,8 @@ static uint32_t look_again_ms(const struct bootstrap *b)
 {
     uint64_t age_ms = (clock_mono_us() - b->started_us) / 1000;
 
+    if (b->checking > 0)
+        return LOOK_CHECKING_MS;
     if (b->good > 0)
         return b->minute_ms < LOOK_MS ? b->minute_ms : LOOK_MS;
     if (!b->expects_peers)
@@ -438,6 +613,8 @@ static void run(void *arg)
         closing = b->closing;
         pthread_mutex_unlock(&b->lock);
     }
+    for (size_t i = 0; i < b->peer_count; i++)
+        end_check(b, &b->peers[i]);
     b->known_count = runner_known_peers(b->runner, b->known, MAX_KNOWN);
     save(b);
 }
@@ -506,6 +683,7 @@ skep_status bootstrap_new(const struct bootstrap_config *config, struct bootstra
     b->listen = config->listen;
     b->placed = config->placed;
     b->arg = config->arg;
+    b->networks = config->networks;
     b->minute_ms = config->minute_ms ? config->minute_ms : MINUTE_MS;
     b->started_us = clock_mono_us();
     b->save_us = after_ms(b->minute_ms);
@@ -542,6 +720,7 @@ void bootstrap_free(struct bootstrap *b)
     pthread_mutex_unlock(&b->lock);
     thread_join(&b->thread);
     resolver_free(b->resolver);
+    mem_free(b->joined_line);
     mem_free(b->peers_file);
     mem_free(b->known);
     mem_free(b->peers);
@@ -557,6 +736,44 @@ bool bootstrap_wait_joined(struct bootstrap *b, uint64_t deadline_us)
         if (!cond_wait_until(&b->changed, &b->lock, deadline_us))
             break;
     bool joined = !b->expects_peers || b->good > 0;
+    pthread_mutex_unlock(&b->lock);
+    return joined;
+}
+
+skep_status bootstrap_log_joined(struct bootstrap *b, const char *line, struct skep_error *err)
+{
+    char *copy = mem_strdup(line);
+
+    if (bootstrap_wait_joined(b, 0)) {
+        mem_free(copy);
+        log_info("%s", line);
+        return SKEP_OK;
+    }
+    if (copy == NULL)
+        return error_no_memory(err, "log line", strlen(line) + 1);
+    pthread_mutex_lock(&b->lock);
+    char *before = b->joined_line;
+    b->joined_line = copy;
+    b->woken = true;
+    pthread_cond_broadcast(&b->changed);
+    pthread_mutex_unlock(&b->lock);
+    mem_free(before);
+    return SKEP_OK;
+}
+
+bool bootstrap_explain(struct bootstrap *b, uint64_t deadline_us, char *out, size_t cap)
+{
+    pthread_mutex_lock(&b->lock);
+    unsigned mine = ++b->explain_asked;
+    b->woken = true;
+    pthread_cond_broadcast(&b->changed);
+    /* Counters wrap together. */
+    while (b->expects_peers && b->good == 0 && (int)(b->explain_done - mine) < 0)
+        if (!cond_wait_until(&b->changed, &b->lock, deadline_us))
+            break;
+    bool joined = !b->expects_peers || b->good > 0;
+    bool is_done = (int)(b->explain_done - mine) >= 0;
+    snprintf(out, cap, "%s", is_done && !joined ? b->explanation : "");
     pthread_mutex_unlock(&b->lock);
     return joined;
 }

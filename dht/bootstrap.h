@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include <skep/status.h>
 #include "dht/initial_peer.h"
+#include "dht/join_check.h"
 #include "dht/resolver.h"
 #include "dht/runner.h"
 
@@ -36,6 +37,7 @@ struct bootstrap_config {
      */
     void (*placed)(void *arg, enum resolver_place place);
     void *arg;
+    const struct join_networks *networks; /* for finding out why peers do not answer; borrowed */
 };
 
 /* Contacts every numeric peer before it returns.
@@ -48,6 +50,21 @@ void bootstrap_free(struct bootstrap *bootstrap);
 
 /* As swarm_wait_joined(). */
 bool bootstrap_wait_joined(struct bootstrap *bootstrap, uint64_t deadline_us);
+/*
+ * Logs a line once a peer answers, which is at once where none is expected. Until then it warns, a
+ * single time, that nobody has answered.
+ * @param line  copied. @return SKEP_RESOURCE_EXHAUSTED if memory is short.
+ */
+SKEP_MUST_CHECK skep_status bootstrap_log_joined(struct bootstrap *bootstrap, const char *line,
+                                                 struct skep_error *err);
+/*
+ * Finds out why no configured peer answers: about each what join_check_say() says, or why its name
+ * or tracker gives no address. Waits for that, until the deadline or until a peer answers after
+ * all.
+ * @param out  a part of a sentence, cut where it has no room; "" if nothing was found out in time.
+ * @return as bootstrap_wait_joined().
+ */
+bool bootstrap_explain(struct bootstrap *bootstrap, uint64_t deadline_us, char *out, size_t cap);
 /* As the thread saw it last: at most a second old, milliseconds while joining. Never blocks. */
 unsigned bootstrap_peer_count(struct bootstrap *bootstrap);
 

@@ -11,7 +11,12 @@
 #include "dht/bootstrap.h"
 #include "dht/peers_file.h"
 
-enum { DEFAULT_CLOCK_SKEW_S = 60, SWARM_NAME_QUOTED_BYTES = 520 };
+enum {
+    DEFAULT_CLOCK_SKEW_S = 60,
+    SWARM_NAME_QUOTED_BYTES = 520,
+    NETWORK_TEXT_BYTES = 192, /* a name has up to 127 bytes */
+    OPENDHT_PUBLIC_NETWORK = 0,
+};
 static const char DEFAULT_NAME[] = "skep";
 
 struct swarm {
@@ -24,6 +29,8 @@ struct swarm {
     struct endpoint listen; /* what the DHT listens on; not a name */
     bool has_peers;         /* initial or saved ones were given */
     atomic_bool is_placed;
+    struct join_networks networks;
+    char public_text[NETWORK_TEXT_BYTES];
 };
 
 /* What has to be read and parsed before anything is started. */
@@ -145,6 +152,34 @@ static skep_status start_directory(struct swarm *swarm, const struct swarm_confi
     return directory_new(&directory, &swarm->directory, err);
 }
 
+static void add_network(struct swarm *swarm, uint32_t id, const char *text)
+{
+    struct join_networks *n = &swarm->networks;
+
+    for (size_t i = 0; i < n->count; i++)
+        if (n->ids[i] == id)
+            return;
+    n->ids[n->count] = id;
+    n->texts[n->count++] = text;
+}
+
+/* Our network, and those whose peers people take for peers of ours. */
+static void list_networks(struct swarm *swarm)
+{
+    const struct record_swarm public_swarm = {.name = swarm->name};
+    const struct record_swarm default_swarm = {.name = DEFAULT_NAME};
+
+    swarm->networks.has_key = swarm->record.key != NULL;
+    snprintf(swarm->public_text, sizeof(swarm->public_text),
+             "a DHT peer of swarm \"%s\" without a swarm key", swarm->name);
+    add_network(swarm, record_network_id(&swarm->record), "a DHT peer of this swarm");
+    add_network(swarm, record_network_id(&public_swarm), swarm->public_text);
+    add_network(swarm, record_network_id(&default_swarm),
+                "a DHT peer of the default swarm (\"skep\", without a swarm key)");
+    add_network(swarm, OPENDHT_PUBLIC_NETWORK,
+                "a DHT peer of OpenDHT's public network, which is no swarm,");
+}
+
 static skep_status start_bootstrap(struct swarm *swarm, const struct swarm_config *config,
                                    const struct peers *peers, struct skep_error *err)
 {
@@ -160,6 +195,7 @@ static skep_status start_bootstrap(struct swarm *swarm, const struct swarm_confi
         .minute_ms = config->bootstrap_minute_ms,
         .placed = on_placed,
         .arg = swarm,
+        .networks = &swarm->networks,
     };
 
     return bootstrap_new(&bootstrap, &swarm->bootstrap, err);
@@ -192,6 +228,7 @@ skep_status swarm_join(const struct swarm_config *config, struct swarm **out,
     };
     rc = resolve_listen(swarm, &config->dht_listen, err);
     on_placed(swarm, place_of(&peers));
+    list_networks(swarm);
     if (rc == SKEP_OK)
         rc = start_runner(swarm, config, err);
     if (rc == SKEP_OK)
@@ -229,6 +266,11 @@ bool swarm_wait_joined(struct swarm *swarm, uint64_t deadline_us)
 bool swarm_is_placed(const struct swarm *swarm)
 {
     return atomic_load(&swarm->is_placed);
+}
+
+bool swarm_explain(struct swarm *swarm, uint64_t deadline_us, char *out, size_t cap)
+{
+    return bootstrap_explain(swarm->bootstrap, deadline_us, out, cap);
 }
 
 unsigned swarm_peer_count(struct swarm *swarm)
@@ -270,6 +312,16 @@ const char *swarm_join_options(const struct swarm *swarm, const char *peer,
              is_default ? "" : name,
              swarm->record.key != NULL ? " --swarm-key FILE (the same key)" : "");
     return out;
+}
+
+void swarm_log_join(struct swarm *swarm, const char *what, const char *peer)
+{
+    char options[SWARM_JOIN_BYTES], line[SWARM_JOIN_BYTES + 64];
+    struct skep_error err;
+
+    snprintf(line, sizeof(line), "%s: %s", what, swarm_join_options(swarm, peer, options));
+    if (bootstrap_log_joined(swarm->bootstrap, line, &err) != SKEP_OK)
+        log_warn("%s", err.message);
 }
 
 struct directory *swarm_directory(struct swarm *swarm)

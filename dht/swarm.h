@@ -58,12 +58,23 @@ bool swarm_is_placed(const struct swarm *swarm);
 /* True while at least one peer answers; waits until then or the deadline. Without configured or
  * saved peers it is true at once: this node starts a swarm of its own. */
 bool swarm_wait_joined(struct swarm *swarm, uint64_t deadline_us);
+/*
+ * Finds out why no initial peer answers, in SWARM_EXPLAIN_MS if nothing is to be looked up. Waits
+ * until that is known, the deadline, or a peer answers after all.
+ * @param out  a part of a sentence: each initial peer and what is wrong with it, cut where it has
+ * no room; "" if nothing was found out in time.
+ * @return as swarm_wait_joined().
+ */
+bool swarm_explain(struct swarm *swarm, uint64_t deadline_us, char *out, size_t cap);
+enum { SWARM_EXPLAIN_MS = 700 };
 unsigned swarm_peer_count(struct swarm *swarm);
 enum { SWARM_JOIN_BYTES = 900 };
 /* The options by which another process joins, through `peer` ("host:port"), ready for a shell: what
  * differs from the defaults is named too. Returns out. */
 const char *swarm_join_options(const struct swarm *swarm, const char *peer,
                                char out[static SWARM_JOIN_BYTES]);
+/* Logs "what: options" with those of swarm_join_options(), as soon as this process has joined. */
+void swarm_log_join(struct swarm *swarm, const char *what, const char *peer);
 struct directory *swarm_directory(struct swarm *swarm);
 struct runner *swarm_runner(struct swarm *swarm);
 const struct record_swarm *swarm_record(const struct swarm *swarm);

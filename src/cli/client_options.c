@@ -8,16 +8,6 @@
 #include "base/endpoint.h"
 #include "cli/output.h"
 
-/* Whom it was that did not answer. */
-static void add_tried(const struct skep_client_options *options, struct skep_error *err)
-{
-    for (size_t i = 0; i < options->initial_peer_count; i++) {
-        size_t used = strlen(err->message);
-        snprintf(err->message + used, sizeof(err->message) - used, "%s%s",
-                 i == 0 ? "; tried " : ", ", options->initial_peers[i]);
-    }
-}
-
 int client_from_options(const char *command, const struct options *o, bool direct,
                         struct skep_client **out, uint64_t *deadline_us)
 {
@@ -42,11 +32,8 @@ int client_from_options(const char *command, const struct options *o, bool direc
         return cli_usage_error(command, "--initial-peers is needed: the DHT peers to ask");
 
     skep_status rc = skep_client_new(&options, out, &err);
-    if (rc == SKEP_OK && !direct) {
+    if (rc == SKEP_OK && !direct)
         rc = skep_client_wait_joined(*out, client_left_ms(*deadline_us), &err);
-        if (rc != SKEP_OK)
-            add_tried(&options, &err);
-    }
     if (rc == SKEP_OK)
         return CLI_DONE;
     skep_client_free(*out);

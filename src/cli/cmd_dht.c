@@ -95,12 +95,11 @@ static skep_status join(const struct options *o, struct peer *p, struct skep_err
 static void tell_ready(const struct options *o, const struct peer *p)
 {
     char id[PEER_ID_HEX_BYTES];
-    char join[SWARM_JOIN_BYTES];
 
     peer_id_hex(p->identity.peer_id, id);
     log_info("DHT peer %s of swarm \"%s\"", id, options_string(o, "swarm"));
     log_info("DHT on UDP port %u", (unsigned)swarm_dht_port(p->swarm));
-    log_info("others join with: %s", swarm_join_options(p->swarm, p->initial_peer, join));
+    swarm_log_join(p->swarm, "others join with", p->initial_peer);
     if (options_flag(o, "json"))
         json_print_event(json_pack("{s:s, s:s, s:s, s:i, s:s}", "event", "ready", "peer_id", id,
                                    "swarm", options_string(o, "swarm"), "dht_port",

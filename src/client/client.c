@@ -215,10 +215,15 @@ skep_status skep_client_wait_joined(struct skep_client *client, uint32_t timeout
 {
     if (client->swarm == NULL)
         return no_dht(err);
-    if (swarm_wait_joined(client->swarm, clock_deadline_us(timeout_ms)))
+    /* The last part of the time goes into finding out why; it is waited for all the same. */
+    uint32_t last_ms = timeout_ms / 2 < SWARM_EXPLAIN_MS ? timeout_ms / 2 : SWARM_EXPLAIN_MS;
+    char why[SKEP_ERROR_MESSAGE_BYTES];
+
+    if (swarm_wait_joined(client->swarm, clock_deadline_us(timeout_ms - last_ms)) ||
+        swarm_explain(client->swarm, clock_deadline_us(SWARM_EXPLAIN_MS), why, sizeof(why)))
         return SKEP_OK;
-    return error_set(err, SKEP_DEADLINE_EXCEEDED, "swarm %s: no DHT peer answered within %u ms",
-                     client->swarm_name, timeout_ms);
+    return error_set(err, SKEP_DEADLINE_EXCEEDED, "swarm %s: no DHT peer answered within %u ms%s%s",
+                     client->swarm_name, timeout_ms, why[0] != '\0' ? ": " : "", why);
 }
 
 unsigned skep_client_peer_count(struct skep_client *client)

@@ -92,7 +92,6 @@ static void log_experts(const struct skep_node *node)
 void node_log_facts(struct skep_node *node)
 {
     char announced[ENDPOINT_TEXT_BYTES];
-    char join[SWARM_JOIN_BYTES];
     struct endpoint e = node->settings.announce;
 
     if (e.port == 0)
@@ -111,8 +110,7 @@ void node_log_facts(struct skep_node *node)
     if (node->swarm == NULL)
         return;
     log_info("DHT on UDP port %u", (unsigned)node->dht_port);
-    log_info("the next node joins with: %s",
-             swarm_join_options(node->swarm, node->initial_peer, join));
+    swarm_log_join(node->swarm, "the next node joins with", node->initial_peer);
 }
 
 void node_log_stats(struct skep_node *node)
