@@ -108,10 +108,12 @@ SKEP_API SKEP_MUST_CHECK skep_status skep_client_peers(struct skep_client *clien
  * Asks one node for its health, without the DHT: also one that has no peers and is listed nowhere,
  * or that others cannot reach. Works in a client without DHT too.
  * @param endpoint  `host:port` where it serves; whoever answers there.
- * @param out       peer_id, state and version are "", as only its record tells them. Zeroed on
+ * @param out       peer_id, state and version are as the node says, and the peer id is proven in a
+ *                  handshake; they are "" if it does not say them, as older nodes do not. Zeroed on
  *                  failure.
  * @return SKEP_INVALID_ARGUMENT for a bad endpoint; SKEP_UNAVAILABLE, SKEP_DEADLINE_EXCEEDED or
- *         what else the call failed with; SKEP_DATA_LOSS for an answer that is none.
+ *         what else the call failed with; SKEP_UNAUTHENTICATED if it says that it is another peer
+ *         than it is; SKEP_DATA_LOSS for an answer that is none.
  */
 SKEP_API SKEP_MUST_CHECK skep_status skep_client_peer_at(struct skep_client *client,
                                                          const char *endpoint, uint32_t timeout_ms,

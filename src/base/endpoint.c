@@ -27,6 +27,34 @@ static skep_status bad(const char *text, const char *why, struct skep_error *err
                      text_quote(text, strlen(text), quoted), why);
 }
 
+/*
+ * libp2p's form, as other swarms print it: /ip4/192.0.2.1/tcp/4222/p2p/Qm... The endpoint in it is
+ * told, as far as it has one.
+ */
+static skep_status refuse_multiaddr(const char *text, struct skep_error *err)
+{
+    static const char *const kinds[] = {"/ip4/", "/ip6/", "/dns/", "/dns4/", "/dns6/", "/dnsaddr/"};
+    static const char *const protocols[] = {"/tcp/", "/udp/"};
+    char why[256] = "a path, expected host:port";
+
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+        const char *host = text + strlen(kinds[i]);
+        if (strncmp(text, kinds[i], strlen(kinds[i])) != 0)
+            continue;
+        size_t len = strcspn(host, "/");
+        bool brackets = memchr(host, ':', len) != NULL;
+        snprintf(why, sizeof(why), "a multiaddr, expected host:port");
+        for (size_t k = 0; k < sizeof(protocols) / sizeof(protocols[0]); k++) {
+            const char *port = host + len + strlen(protocols[k]);
+            if (strncmp(host + len, protocols[k], strlen(protocols[k])) == 0 && len < 64)
+                snprintf(why, sizeof(why), "a multiaddr, expected host:port, here %s%.*s%s:%.*s",
+                         brackets ? "[" : "", (int)len, host, brackets ? "]" : "",
+                         (int)(strcspn(port, "/") < 8 ? strcspn(port, "/") : 8), port);
+        }
+    }
+    return bad(text, why, err);
+}
+
 /* What is wrong with the characters of the text as a whole; NULL if nothing is. */
 static const char *check_characters(const char *text)
 {
@@ -169,6 +197,10 @@ skep_status endpoint_parse(struct endpoint *out, const char *text, bool any_port
     if (rc != SKEP_OK)
         return rc;
     const char *why = check_characters(text);
+    if (why == NULL && text[0] == '/')
+        return refuse_multiaddr(text, err);
+    if (why == NULL && strstr(text, "://") != NULL)
+        why = "a URL, expected host:port without a scheme";
     if (why == NULL)
         why = split(text, &e, &port);
     if (why == NULL)

@@ -279,11 +279,12 @@ static skep_status collect(struct skep_client *client, const char *const *uids, 
 
     for (size_t i = 0; i < count; i++) {
         struct skep_error one = {0};
+        struct uid parsed;
         skep_status status = results[i].status;
         if (status == SKEP_OK)
             status = remote_expert_new(client, uids[i], results[i].providers,
                                        results[i].provider_count, &experts[i], &one);
-        else
+        else if (uid_parse(&parsed, uids[i], &one) == SKEP_OK) /* else that is what is wrong */
             lookup_error(&one, status, uids[i], client);
         if (statuses != NULL)
             statuses[i] = status;

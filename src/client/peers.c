@@ -23,7 +23,8 @@ struct pings {
     size_t open;
 };
 
-enum ping_step { PING_CONNECTS, PING_MEASURES, PING_STATS };
+/* PING_PROVES: one that nobody has named says who it is, and is asked as that peer once more. */
+enum ping_step { PING_CONNECTS, PING_MEASURES, PING_STATS, PING_PROVES };
 
 struct ping {
     struct pings *pings;
@@ -56,8 +57,26 @@ static uint32_t read_u32(const msgpack_object *map, const char *key)
     return value < UINT32_MAX ? (uint32_t)value : UINT32_MAX;
 }
 
-/* What a node leaves out stays 0 or empty. False if it is no answer at all. */
-static bool read_health(const struct bytes *result, struct skep_peer *peer)
+static void read_text(const msgpack_object *map, const char *key, char *out, size_t cap)
+{
+    if (!mp_str(mp_get(map, key), out, cap))
+        out[0] = '\0';
+    text_tame(out);
+}
+
+static void read_who(const msgpack_object *map, struct skep_peer *peer,
+                     uint8_t id[static PEER_ID_BYTES])
+{
+    if (mp_bin_exact(mp_get(map, "peer_id"), id, PEER_ID_BYTES))
+        peer_id_hex(id, peer->peer_id);
+    read_text(map, "state", peer->state, sizeof(peer->state));
+    read_text(map, "version", peer->version, sizeof(peer->version));
+}
+
+/* What a node leaves out stays 0 or empty. False if it is no answer at all. @param id  who it says
+ * it is, if nobody has said that before: then peer->peer_id has it, too. */
+static bool read_health(const struct bytes *result, struct skep_peer *peer,
+                        uint8_t id[static PEER_ID_BYTES])
 {
     struct mp mp = {0};
     uint64_t uptime_ms;
@@ -68,11 +87,9 @@ static bool read_health(const struct bytes *result, struct skep_peer *peer)
         peer->has_health = true;
         peer->experts_stalled = read_u32(mp.root, "experts_stalled");
         peer->dht_peers = read_u32(mp.root, "dht_peers");
-        if (!mp_str(mp_get(mp.root, "reachability"), peer->reachability,
-                    sizeof(peer->reachability)))
-            peer->reachability[0] = '\0';
-        text_tame(peer->reachability);
+        read_text(mp.root, "reachability", peer->reachability, sizeof(peer->reachability));
         if (peer->peer_id[0] == '\0') { /* no record has said it before */
+            read_who(mp.root, peer, id);
             peer->experts = read_u32(mp.root, "experts");
             peer->queued_tasks = read_u32(mp_get(mp.root, "forward"), "queued_tasks") +
                                  read_u32(mp_get(mp.root, "backward"), "queued_tasks");
@@ -92,8 +109,17 @@ static void on_pong(void *arg, const struct reply_headers *reply, DLManagedTenso
         skep_tensor_free(tensors[i]);
     bool ok = reply != NULL && reply->status == SKEP_OK;
     if (p->step == PING_STATS) { /* it was reached, whatever it answers to this */
+        bool is_named = p->peer->peer_id[0] != '\0';
         if (ok)
-            (void)read_health(&reply->result, p->peer);
+            (void)read_health(&reply->result, p->peer, p->target.peer_id);
+        if (is_named || p->peer->peer_id[0] == '\0') {
+            ping_over(p, SKEP_OK, "");
+            return;
+        }
+        p->target.has_peer_id = p->target.exact = true;
+        p->step = PING_PROVES;
+        send_ping(p);
+    } else if (ok && p->step == PING_PROVES) {
         ping_over(p, SKEP_OK, "");
     } else if (!ok) {
         ping_over(p, reply == NULL ? err->status : reply->status,

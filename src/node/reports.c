@@ -30,6 +30,13 @@ static void put_str(struct report *r, const char *key, const char *value)
     r->bad |= mp_pack_str(&r->pk, value);
 }
 
+static void put_bin(struct report *r, const char *key, const uint8_t *data, size_t len)
+{
+    r->bad |= mp_pack_str(&r->pk, key);
+    r->bad |= msgpack_pack_bin(&r->pk, len);
+    r->bad |= msgpack_pack_bin_body(&r->pk, data, len);
+}
+
 static void put_uint(struct report *r, const char *key, uint64_t value)
 {
     r->bad |= mp_pack_str(&r->pk, key);
@@ -203,12 +210,15 @@ void report_stats(struct service *service, struct server_call *call)
     size_t count = sizeof(numbers) / sizeof(numbers[0]);
 
     report_init(&r);
-    put_map(&r, NULL, count + 7);
+    put_map(&r, NULL, count + 10);
     for (size_t i = 0; i < count; i++)
         put_uint(&r, numbers[i].name, numbers[i].value);
     put_int(&r, "last_publish", s.last_publish_unix_s);
     put_int(&r, "last_checkpoint", s.last_checkpoint_unix_s);
     put_str(&r, "reachability", skep_reachability_name(s.reachability));
+    put_bin(&r, "peer_id", service->peer_id, sizeof(service->peer_id));
+    put_str(&r, "state", service->state(service->stats_arg));
+    put_str(&r, "version", service->version);
     put_pool(&r, "forward", &s.forward);
     put_pool(&r, "backward", &s.backward);
     put_tracker(&r, &s.tracker);

@@ -33,7 +33,11 @@ struct service {
     struct tracking *_Atomic tracking;
     /* Fills in what the node knows; any thread. */
     void (*stats)(void *arg, struct skep_node_stats *out);
+    /* "joining", "online" or "draining", as a node's record has it; any thread. */
+    const char *(*state)(void *arg);
     void *stats_arg;
+    const char *version;
+    uint8_t peer_id[PEER_ID_BYTES];
     _Atomic uint64_t refused;   /* answered before any work */
     _Atomic uint64_t anomalies; /* requests that held NaN or infinity, refused or not */
 };

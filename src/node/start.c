@@ -127,6 +127,18 @@ static void fill_stats(void *arg, struct skep_node_stats *out)
     skep_node_stats(arg, out);
 }
 
+static const char *state_of(void *arg)
+{
+    struct skep_node *node = arg;
+
+    if (atomic_load(&node->is_stop_asked))
+        return "draining";
+    pthread_mutex_lock(&node->lock);
+    bool is_ready = node->is_ready;
+    pthread_mutex_unlock(&node->lock);
+    return is_ready ? "online" : "joining";
+}
+
 static skep_status open_service(struct skep_node *node, struct skep_error *err)
 {
     const struct settings *s = &node->settings;
@@ -154,8 +166,11 @@ static skep_status open_service(struct skep_node *node, struct skep_error *err)
         .dial_back = node->dial_back,
         .leases = node->leases,
         .stats = fill_stats,
+        .state = state_of,
         .stats_arg = node,
+        .version = SKEP_VERSION,
     };
+    memcpy(node->service.peer_id, s->identity.peer_id, PEER_ID_BYTES);
     return rc;
 }
 

@@ -495,6 +495,30 @@ def case_settings_come_from_file_and_environment():
         refused(2, ["node.conf:7", "hiden-dim"], "node", "--config", config)
 
 
+def case_one_node_says_who_it_is():
+    with Swarm() as swarm:
+        node = swarm.node("node", ["ffn.0.0"], [])
+        (entry,) = json.loads(run("peers", "--endpoint", node.endpoint, "--json")[0])
+        (listed,) = json.loads(run("peers", "--initial-peers", node.peer, "--json")[0])
+        for field in ("peer_id", "endpoint", "state", "version", "experts"):
+            assert entry[field] == listed[field], (field, entry, listed)
+        assert entry["peer_id"] == node.facts["peer_id"] and entry["state"] == "online", entry
+        table, _ = run("peers", "--endpoint", node.endpoint)
+        row = table.splitlines()[1].split()
+        assert row[:3] == [entry["peer_id"][:12], "online", entry["version"]], table
+        alone = swarm.start("alone", *NODE, "--no-dht", "--insecure-plaintext")
+        (entry,) = json.loads(run("peers", "--endpoint", alone.endpoint, "--insecure-plaintext",
+                                  "--json")[0])
+        assert (entry["peer_id"], entry["state"]) == (alone.facts["peer_id"], "online"), entry
+
+
+def case_a_multiaddr_is_told_as_an_endpoint():
+    for option in ("--initial-peers", "--endpoint"):
+        refused(2, option + ': endpoint "/ip4/192.0.2.1/tcp/4222/p2p/Qm": a multiaddr, expected '
+                "host:port, here 192.0.2.1:4222", "call", "ffn.0.0", option,
+                "/ip4/192.0.2.1/tcp/4222/p2p/Qm")
+
+
 def case_variables_of_a_kubernetes_service_do_no_harm():
     """What a pod gets beside a Service named `skep` with two ports."""
     service = {"SKEP_SERVICE_HOST": "10.96.3.7", "SKEP_SERVICE_PORT": "9190",

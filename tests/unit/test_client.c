@@ -388,6 +388,12 @@ static void absent_and_invalid_uids_are_told_apart(void **state)
     assert_int_equal(statuses[0], SKEP_NOT_FOUND);
     assert_int_equal(statuses[1], SKEP_OK);
     assert_int_equal(statuses[2], SKEP_INVALID_ARGUMENT);
+    /* The same sentence as for one: which part is wrong. */
+    struct skep_error alone;
+    assert_int_equal(skep_client_find(client, "t.01", TIMEOUT_MS, &expert, &alone),
+                     SKEP_INVALID_ARGUMENT);
+    assert_string_equal(err.message, alone.message);
+    assert_non_null(strstr(err.message, "\"t.01\""));
     assert_null(experts[0]);
     assert_non_null(experts[1]);
     skep_remote_expert_free(experts[1]);
