@@ -14,20 +14,22 @@
 #include "base/log.h"
 #include "base/text.h"
 
+static const char title[] = "# DHT peers seen last, tried at the next start\n";
+
 /* Of a file that is longer, the last line within the limit is not whole: half an address is another
  * one's. */
-static void cut(char *text, size_t len)
+static size_t cut(char *text, size_t len)
 {
-    if (len <= PEERS_FILE_MAX_BYTES)
-        return;
-    while (len > 0 && text[len - 1] != '\n')
-        len--;
+    if (len > PEERS_FILE_MAX_BYTES)
+        while (len > 0 && text[len - 1] != '\n')
+            len--;
     text[len] = '\0';
+    return len;
 }
 
 /* The whole file with a NUL behind it, or the lines that fit in PEERS_FILE_MAX_BYTES; NULL if there
  * is none. */
-static char *read_file(const char *path)
+static char *read_file(const char *path, size_t *out)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     char *text = NULL;
@@ -51,7 +53,7 @@ static char *read_file(const char *path)
     }
     close(fd);
     if (text != NULL)
-        cut(text, len);
+        *out = cut(text, len);
     return text;
 }
 
@@ -63,36 +65,50 @@ static bool parse_line(const char *line, struct address *out)
            endpoint_to_address(&e, out);
 }
 
+/* Whether a line that ends with the file is one that a whole file would go on with: what is saved
+ * ends in a newline, while people may leave that out. */
+static bool is_cut_off(const char *text, const char *end)
+{
+    return *end == '\0' && strncmp(text, title, sizeof(title) - 1) == 0;
+}
+
 size_t peers_file_load(const char *path, struct address *out, size_t cap)
 {
-    char *text = read_file(path);
-    char *rest = text;
-    char *line;
+    size_t len = 0;
+    char *text = read_file(path, &len);
     size_t count = 0, bad = 0, number = 0, first_bad = 0;
     char quoted[TEXT_QUOTE_BYTES] = "";
 
-    while (rest != NULL && count < cap && (line = strsep(&rest, "\n")) != NULL) {
+    for (size_t at = 0; at < len && count < cap;) {
+        char *line = text + at;
+        char *end = memchr(line, '\n', len - at);
+        size_t own = end != NULL ? (size_t)(end - line) : len - at;
+
+        at += own + 1;
         number++;
-        if (line[0] == '\0' || line[0] == '#')
+        if (own == 0 || line[0] == '#')
             continue;
-        if (parse_line(line, &out[count])) {
+        bool is_whole = memchr(line, '\0', own) == NULL && !is_cut_off(text, line + own);
+        line[own] = '\0';
+        if (is_whole && parse_line(line, &out[count])) {
             count++;
         } else if (bad++ == 0) {
             first_bad = number;
-            text_quote(line, strlen(line), quoted);
+            text_quote(line, own, quoted);
         }
     }
+    if (text != NULL && len == 0)
+        log_warn("known peers: %s: is empty, expected a line address:port for each peer", path);
     mem_free(text);
     if (bad > 0)
-        log_warn("known peers: %s: %zu lines ignored, the first is line %zu: %s, expected "
-                 "address:port",
-                 path, bad, first_bad, quoted);
+        log_warn("known peers: %s: is damaged: %zu line%s ignored, the first is line %zu: %s, "
+                 "expected address:port",
+                 path, bad, text_plural(bad), first_bad, quoted);
     return count;
 }
 
 static bool format_all(struct bytes *out, const struct address *addresses, size_t count)
 {
-    static const char title[] = "# DHT peers seen last, tried at the next start\n";
     bool ok = bytes_append(out, title, sizeof(title) - 1);
 
     for (size_t i = 0; i < count && ok; i++) {

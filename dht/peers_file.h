@@ -15,9 +15,9 @@ enum {
 };
 
 /*
- * Reads at most `cap` addresses. A missing file has none. Lines that are not an address are left
- * out with a warning that names the file and the first such line: a damaged file never keeps a node
- * from starting.
+ * Reads at most `cap` addresses. A missing file has none. Lines that are not an address, and the
+ * last one of a saved file that was cut off, are left out with a warning that names the file and
+ * the first such line; so is an empty file. A damaged file never keeps a node from starting.
  * @return how many were written.
  */
 size_t peers_file_load(const char *path, struct address *out, size_t cap);

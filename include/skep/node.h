@@ -89,7 +89,9 @@ struct skep_node_options {
                               (default): what the machine, or its control group, has. */
 
     /** Experts are saved here and loaded from here at start; made if missing. One node at a time
-     * may use a folder. NULL (default): nothing is kept. */
+     * may save in a folder. A node that has nothing to save, as all its experts have checkpoints
+     * here and the optimizer "none", only reads it: several may, and it may be read-only. NULL
+     * (default): nothing is kept. */
     const char *checkpoint_dir;
     uint32_t checkpoint_period_ms; /**< between two savings of what has changed; 10 or more. Default
                                         300000. */

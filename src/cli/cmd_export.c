@@ -1,8 +1,13 @@
 /* skep export: an expert's newest checkpoint as plain weights. */
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
+#include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
+#include "base/text.h"
 #include "cli/command.h"
 #include "cli/options.h"
 #include "cli/output.h"
@@ -27,7 +32,8 @@ static const struct option_spec specs[] = {
 static const struct option_table table = {
     .command = "export",
     .summary = "Writes the parameters of an expert's newest checkpoint as a plain safetensors "
-               "file, which PyTorch's load_state_dict takes as it is.",
+               "file, which PyTorch's load_state_dict takes as it is. Says how many updates it "
+               "has and how old it is: a running node knows what it has learned since.",
     .example = "skep export ffn.0.1 --checkpoint-dir experts --output ffn.safetensors",
     .specs = specs,
     .count = OPTION_COUNT(specs),
@@ -55,18 +61,53 @@ static int check_output(const char *path)
 struct exporting {
     const char *output;
     bool json;
+    bool is_in_use; /* by a node, which may know a newer state */
 };
+
+/* Seconds since a file was written; 0 if that is not known, or in the future. */
+static int64_t age_of(const char *path)
+{
+    struct stat info;
+    int64_t age = stat(path, &info) == 0 ? clock_wall_ms() / 1000 - (int64_t)info.st_mtime : 0;
+
+    return age > 0 ? age : 0;
+}
+
+enum { AGE_TEXT_BYTES = 32 };
+
+/* In the largest unit of which there are two or more. */
+static const char *age_text(int64_t seconds, char out[static AGE_TEXT_BYTES])
+{
+    static const struct {
+        int64_t seconds;
+        const char *name;
+    } units[] = {{86400, "days"}, {3600, "hours"}, {60, "min"}, {1, "s"}};
+    size_t i = 0;
+
+    while (units[i].seconds > 1 && seconds < 2 * units[i].seconds)
+        i++;
+    snprintf(out, AGE_TEXT_BYTES, "%" PRId64 " %s", seconds / units[i].seconds, units[i].name);
+    return out;
+}
 
 static void tell(const struct exporting *e, const struct checkpoint_header *h, const char *path)
 {
+    char age[AGE_TEXT_BYTES];
+
     if (e->json)
-        json_print(json_pack("{s:s, s:s, s:I, s:I, s:s, s:s}", "uid", h->uid, "class",
+        json_print(json_pack("{s:s, s:s, s:I, s:I, s:I, s:b, s:s, s:s}", "uid", h->uid, "class",
                              h->options.cls, "hidden_dim", (json_int_t)h->options.hidden_dim,
-                             "updates", (json_int_t)h->counters.updates, "checkpoint", path,
-                             "output", e->output),
+                             "updates", (json_int_t)h->counters.updates, "age_s",
+                             (json_int_t)age_of(path), "node_running", e->is_in_use, "checkpoint",
+                             path, "output", e->output),
                    stdout);
     else
-        printf("%s: weights of %s\n", e->output, path);
+        printf("%s: weights of %s: after %" PRIu64 " update%s, saved %s ago\n", e->output, path,
+               h->counters.updates, text_plural(h->counters.updates), age_text(age_of(path), age));
+    if (e->is_in_use)
+        log_warn("%s: a running node keeps its checkpoints here, and may have a newer state in "
+                 "memory; it saves what has changed every --checkpoint-period and when it stops",
+                 path);
 }
 
 static skep_status write_weights(void *arg, const struct checkpoint *checkpoint, const char *path,
@@ -101,8 +142,10 @@ int cmd_export(int argc, char **argv)
     skep_status rc = output_file_check(exporting.output, &err);
     if (rc == SKEP_OK)
         rc = checkpoint_dir_open(&dir, options_string(&o, "checkpoint-dir"), false, &err);
-    if (rc == SKEP_OK)
+    if (rc == SKEP_OK) {
+        exporting.is_in_use = checkpoint_dir_is_in_use(&dir);
         rc = checkpoint_dir_load(&dir, o.positional[0], write_weights, &exporting, &err);
+    }
     checkpoint_dir_close(&dir);
     options_free(&o);
     return rc == SKEP_OK ? CLI_DONE : cli_fail_before(table.command, &err);

@@ -187,7 +187,7 @@ static const struct option_spec specs[] = {
      .kind = OPTION_STRING,
      .placeholder = "DIR",
      .help = "keep the experts here: they are saved now and then and at the end, and loaded at "
-             "start"},
+             "start; saved ones with --optimizer none are only read"},
     {.name = "checkpoint-period",
      .kind = OPTION_FLOAT,
      .number_min = 0.01,

@@ -50,7 +50,8 @@ SKEP_MUST_CHECK skep_status identity_load_or_create(struct identity *out, const 
 SKEP_MUST_CHECK skep_status identity_parse(struct identity *out, const void *content, size_t len,
                                            const char *name, struct skep_error *err);
 /*
- * Holds `<path>.lock` so that two processes cannot run under one identity.
+ * Holds `<path>.lock`, or where that cannot be made (a read-only mount) the file itself, so that
+ * two processes cannot run under one identity.
  * @param fd  the held lock, on success; -1 otherwise. Owned: identity_unlock().
  * @return SKEP_FAILED_PRECONDITION, naming the path and holder's pid, if another process (or
  *         another caller in this one) holds it.

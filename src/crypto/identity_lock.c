@@ -5,6 +5,10 @@
  * The lock is flock(2) on `<path>.lock`, so it ends with its holder however that ends. The file
  * holds the holder's pid for the message to others. It is unlinked on release, while still held;
  * hence a newcomer that locked a file has to check that the file still has the name.
+ *
+ * Where that file cannot be made, as on a read-only mount of secrets, the key file itself is locked
+ * in its place. Either kind of holder looks for the other before it goes on. What it cannot see is
+ * a holder of `<path>.lock` through a mount of the key file alone.
  */
 #include "crypto/identity.h"
 #include "crypto/key_file.h"
@@ -31,10 +35,11 @@ static bool lock_path(char out[static PATH_MAX], const char *path)
     return n > 0 && n < PATH_MAX;
 }
 
+/* @param fd  of the lock file; -1: not known who holds it. */
 static skep_status refuse_held(int fd, const char *path, struct skep_error *err)
 {
     char pid[24] = "";
-    ssize_t n = pread(fd, pid, sizeof(pid) - 1, 0);
+    ssize_t n = fd >= 0 ? pread(fd, pid, sizeof(pid) - 1, 0) : 0;
 
     /* The holder writes its pid right after it locks; until then there is none to name. */
     pid[n > 0 ? n : 0] = '\0';
@@ -89,6 +94,53 @@ static skep_status try_lock(const char *name, const char *path, int *fd, struct 
     return SKEP_OK;
 }
 
+/* Opens a file for its lock alone; -1 if it is not there or not for us. */
+static int open_to_look(const char *name)
+{
+    return open(name, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+}
+
+/* Whether somebody holds the lock of a file. */
+static bool is_held(const char *name)
+{
+    int fd = open_to_look(name);
+    bool held = fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+
+    if (fd >= 0)
+        close(fd);
+    return held;
+}
+
+/* The key file in place of the lock file `name`, which cannot be made. */
+static skep_status lock_key(const char *name, const char *path, int *fd, struct skep_error *err)
+{
+    int locked = open_to_look(path);
+    int other = open_to_look(name);
+    skep_status rc = SKEP_OK;
+
+    if (locked < 0)
+        return error_set(err, status_from_errno(errno), "%s: cannot open: %s", path,
+                         strerror(errno));
+    if (other >= 0 && flock(other, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        rc = refuse_held(other, path, err);
+    else if (flock(locked, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        rc = refuse_held(-1, path, err);
+    /* Else it is locked, or on a file system without locks, which is trusted to be used by one. */
+    if (other >= 0)
+        close(other);
+    if (rc == SKEP_OK)
+        *fd = fd_move_high(locked);
+    else
+        close(locked);
+    return rc;
+}
+
+/* Whether a lock file cannot be made for reasons that do not concern the key. */
+static bool is_read_only(skep_status rc, const char *path)
+{
+    return rc == SKEP_PERMISSION_DENIED && access(path, R_OK) == 0;
+}
+
 skep_status identity_lock(const char *path, int *fd, struct skep_error *err)
 {
     char name[PATH_MAX];
@@ -100,7 +152,14 @@ skep_status identity_lock(const char *path, int *fd, struct skep_error *err)
     for (int i = 0; i < MAX_TRIES && rc == SKEP_OK && *fd < 0; i++)
         rc = try_lock(name, path, fd, err);
     if (rc == SKEP_OK && *fd < 0)
-        rc = error_set(err, SKEP_FAILED_PRECONDITION, "%s: keeps being replaced by others", name);
+        return error_set(err, SKEP_FAILED_PRECONDITION, "%s: keeps being replaced by others", name);
+    if (is_read_only(rc, path))
+        return lock_key(name, path, fd, err);
+    if (rc == SKEP_OK && is_held(path)) {
+        identity_unlock(path, *fd);
+        *fd = -1;
+        rc = refuse_held(-1, path, err);
+    }
     return rc;
 }
 

@@ -196,12 +196,33 @@ skep_status checkpoint_dir_open(struct checkpoint_dir *dir, const char *path, bo
     else if (!S_ISDIR(info.st_mode))
         rc = error_set(err, SKEP_INVALID_ARGUMENT, "%s: not a folder", path);
     if (rc == SKEP_OK && for_writing)
-        rc = lock_folder(dir, err);
-    if (rc == SKEP_OK && for_writing)
-        rc = check_writable(path, err);
+        rc = checkpoint_dir_lock(dir, err);
     if (rc != SKEP_OK)
         checkpoint_dir_close(dir);
     return rc;
+}
+
+skep_status checkpoint_dir_lock(struct checkpoint_dir *dir, struct skep_error *err)
+{
+    skep_status rc = dir->lock < 0 ? lock_folder(dir, err) : SKEP_OK;
+
+    if (rc == SKEP_OK)
+        rc = check_writable(dir->path, err);
+    if (rc != SKEP_OK && dir->lock >= 0) {
+        close(dir->lock);
+        dir->lock = -1;
+    }
+    return rc;
+}
+
+bool checkpoint_dir_is_in_use(const struct checkpoint_dir *dir)
+{
+    int fd = open(dir->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    bool in_use = fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+
+    if (fd >= 0)
+        close(fd); /* and the lock with it, if there was none */
+    return in_use;
 }
 
 void checkpoint_dir_close(struct checkpoint_dir *dir)
@@ -308,7 +329,7 @@ static bool is_temp(const char *name)
 
 void checkpoint_dir_clean(const struct checkpoint_dir *dir, const char *uid)
 {
-    char *folder = join_path(dir->path, uid);
+    char *folder = dir->lock >= 0 ? join_path(dir->path, uid) : NULL; /* else somebody may save */
     char **names = NULL;
     size_t count = 0;
 

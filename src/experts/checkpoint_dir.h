@@ -34,6 +34,12 @@ struct checkpoint_dir {
  */
 SKEP_MUST_CHECK skep_status checkpoint_dir_open(struct checkpoint_dir *dir, const char *path,
                                                 bool for_writing, struct skep_error *err);
+/* From now on for writing, too, if it is not yet: errors as of checkpoint_dir_open(). It stays open
+ * for reading if that fails. */
+SKEP_MUST_CHECK skep_status checkpoint_dir_lock(struct checkpoint_dir *dir, struct skep_error *err);
+/* Whether a process (this one counts) has it open for writing: a node, which knows newer states
+ * than it has saved. */
+bool checkpoint_dir_is_in_use(const struct checkpoint_dir *dir);
 void checkpoint_dir_close(struct checkpoint_dir *dir); /* zeroed with path NULL is allowed */
 
 /* Whether a UID can be the name of a folder: SKEP_INVALID_ARGUMENT if it holds a slash, is empty,
@@ -56,7 +62,8 @@ SKEP_MUST_CHECK skep_status checkpoint_dir_check_entry(const struct checkpoint_d
 /* Whether an expert has checkpoints, usable or not. */
 bool checkpoint_dir_has(const struct checkpoint_dir *dir, const char *uid);
 
-/* Removes what saves that were cut short have left behind. Open for writing. */
+/* Removes what saves that were cut short have left behind; nothing unless it is open for writing.
+ */
 void checkpoint_dir_clean(const struct checkpoint_dir *dir, const char *uid);
 
 /* What to do with a checkpoint that is whole: SKEP_OK takes it; SKEP_RESOURCE_EXHAUSTED ends the

@@ -60,7 +60,7 @@ struct skep_node {
     struct hosted **experts; /* owned; sorted by UID once started */
     size_t expert_count, expert_cap;
     struct pattern_wish *wishes;       /* owned, in the order of adding */
-    struct checkpoint_dir checkpoints; /* open, and locked, from the first use of it to the stop */
+    struct checkpoint_dir checkpoints; /* open from its first use to the stop; see restore.c */
     struct runtime *runtime;           /* these three live until skep_node_free() */
     struct once *once;
     struct service service;
@@ -121,7 +121,12 @@ skep_status node_check_new(struct skep_node *node, const char *what, struct skep
 skep_status node_add_wishes(struct skep_node *node, struct skep_error *err);
 
 /* restore.c */
-skep_status node_open_checkpoints(struct skep_node *node, struct skep_error *err);
+/* Opens the folder, if there is to be one and it is not open: also for writing, or for reading. One
+ * that is open for reading is opened for writing, too, when that is wanted later. */
+skep_status node_open_checkpoints(struct skep_node *node, bool for_writing, struct skep_error *err);
+/* The same as what is hosted needs it: nothing is saved of experts that do not learn and have a
+ * checkpoint, so several nodes may serve them from one folder, and from a read-only one. */
+skep_status node_open_checkpoints_as_needed(struct skep_node *node, struct skep_error *err);
 /*
  * The UIDs of a wish's pattern that the folder holds experts of: of its class and size, not added
  * yet. What does not fit is named in a warning.

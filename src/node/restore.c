@@ -10,11 +10,49 @@
 #include "experts/checkpoint_dir.h"
 #include "node/node_internal.h"
 
-skep_status node_open_checkpoints(struct skep_node *node, struct skep_error *err)
+skep_status node_open_checkpoints(struct skep_node *node, bool for_writing, struct skep_error *err)
 {
-    if (node->settings.checkpoint_dir == NULL || node->checkpoints.path != NULL)
+    struct checkpoint_dir *dir = &node->checkpoints;
+    const char *path = node->settings.checkpoint_dir;
+
+    if (path == NULL)
         return SKEP_OK;
-    return checkpoint_dir_open(&node->checkpoints, node->settings.checkpoint_dir, true, err);
+    if (dir->path != NULL)
+        return for_writing ? checkpoint_dir_lock(dir, err) : SKEP_OK;
+    skep_status rc = checkpoint_dir_open(dir, path, for_writing, err);
+    if (rc == SKEP_NOT_FOUND && !for_writing) /* it is made then */
+        rc = checkpoint_dir_open(dir, path, true, err);
+    return rc;
+}
+
+/* NULL: as they were saved, which may be to learn. */
+static bool may_learn(const struct skep_expert_options *options)
+{
+    return options == NULL || options->optimizer == NULL || strcmp(options->optimizer, "none") != 0;
+}
+
+/* Whether something of what is hosted will have to be saved. */
+static bool must_save(const struct skep_node *node)
+{
+    for (size_t i = 0; i < node->expert_count; i++) {
+        const struct hosted *hosted = node->experts[i];
+        if (may_learn(&hosted->settings.options) ||
+            (!hosted->is_saved && !checkpoint_dir_has(&node->checkpoints, hosted->uid)))
+            return true;
+    }
+    for (const struct pattern_wish *wish = node->wishes; wish != NULL; wish = wish->next)
+        if (may_learn(&wish->settings.options))
+            return true;
+    return false;
+}
+
+skep_status node_open_checkpoints_as_needed(struct skep_node *node, struct skep_error *err)
+{
+    skep_status rc = node_open_checkpoints(node, false, err);
+
+    if (rc != SKEP_OK || node->checkpoints.path == NULL || !must_save(node))
+        return rc;
+    return node_open_checkpoints(node, true, err);
 }
 
 static void note_other_uid(const struct checkpoint *c, const char *path, const char *uid)
@@ -50,7 +88,8 @@ static skep_status use_for_hosted(void *arg, const struct checkpoint *c, const c
 
 skep_status node_restore_experts(struct skep_node *node, struct skep_error *err)
 {
-    skep_status rc = node_open_checkpoints(node, err);
+    /* Before they are loaded: what another process saves meanwhile would be lost. */
+    skep_status rc = node_open_checkpoints_as_needed(node, err);
 
     if (rc != SKEP_OK || node->checkpoints.path == NULL)
         return rc;
@@ -162,14 +201,23 @@ static skep_status load_one(struct skep_node *node, const char *uid,
     return rc;
 }
 
-static skep_status open_for_loading(struct skep_node *node, struct skep_error *err)
+/* Experts that learn are loaded once nobody else can save them. Where nothing can be written they
+ * may still be such as do not learn, as they were saved: the start will tell. */
+static skep_status open_for_loading(struct skep_node *node,
+                                    const struct skep_expert_options *training,
+                                    struct skep_error *err)
 {
     skep_status rc = node_check_new(node, "expert loaded", err);
 
     if (rc == SKEP_OK && node->settings.checkpoint_dir == NULL)
         rc = error_set(err, SKEP_FAILED_PRECONDITION,
                        "node: experts to load, but no checkpoint_dir to load them from");
-    return rc == SKEP_OK ? node_open_checkpoints(node, err) : rc;
+    if (rc != SKEP_OK)
+        return rc;
+    rc = node_open_checkpoints(node, may_learn(training), err);
+    if (rc == SKEP_PERMISSION_DENIED && (training == NULL || training->optimizer == NULL))
+        rc = node_open_checkpoints(node, false, err);
+    return rc;
 }
 
 skep_status skep_node_load_expert(struct skep_node *node, const char *uid,
@@ -177,7 +225,7 @@ skep_status skep_node_load_expert(struct skep_node *node, const char *uid,
                                   struct skep_error *err)
 {
     struct uid parsed;
-    skep_status rc = open_for_loading(node, err);
+    skep_status rc = open_for_loading(node, training, err);
 
     if (rc == SKEP_OK)
         rc = uid_parse(&parsed, uid, err);
@@ -268,7 +316,7 @@ skep_status node_find_saved(struct skep_node *node, const struct pattern_wish *w
 {
     char **names = NULL;
     size_t name_count = 0;
-    skep_status rc = node_open_checkpoints(node, err);
+    skep_status rc = node_open_checkpoints(node, may_learn(&wish->settings.options), err);
 
     *count = 0;
     if (rc == SKEP_OK)
@@ -300,7 +348,7 @@ skep_status skep_node_load_experts(struct skep_node *node, const char *pattern,
     char **names = NULL;
     size_t name_count = 0;
     size_t loaded = 0;
-    skep_status rc = open_for_loading(node, why);
+    skep_status rc = open_for_loading(node, training, why);
 
     if (rc == SKEP_OK && pattern != NULL)
         rc = uid_pattern_parse(&parsed, pattern, why);

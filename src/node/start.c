@@ -322,7 +322,7 @@ static skep_status open_checkpointer(struct skep_node *node, struct skep_error *
     struct checkpointer *checkpointer = NULL;
     skep_status rc;
 
-    if (node->checkpoints.path == NULL)
+    if (node->checkpoints.path == NULL || node->checkpoints.lock < 0) /* nothing to save */
         return SKEP_OK;
     rc = checkpointer_new(&config, &checkpointer, err);
     pthread_mutex_lock(&node->parts); /* I/O threads may ask for stats already */
@@ -339,7 +339,7 @@ static skep_status check_places(struct skep_node *node, struct skep_error *err)
 
     if (rc == SKEP_OK)
         rc = node_check_tracker_port(node, err);
-    return rc == SKEP_OK ? node_open_checkpoints(node, err) : rc;
+    return rc == SKEP_OK ? node_open_checkpoints_as_needed(node, err) : rc;
 }
 
 skep_status node_bring_up(struct skep_node *node, struct skep_error *err)

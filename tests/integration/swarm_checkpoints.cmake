@@ -1,3 +1,4 @@
 skep_integration_test(test_checkpoints 600)
 skep_integration_test(test_weights 600)
 skep_integration_test(test_moe_layouts 600)
+skep_integration_test(test_read_only 600)

@@ -8,7 +8,7 @@ import struct
 import subprocess
 
 from safetensors_files import write_shard
-from swarm import (PATIENCE, SKEP, Swarm, call, main, read_safetensors, refused, run,
+from swarm import (PATIENCE, SKEP, Swarm, call, main, read_safetensors, refused, run, until,
                    write_safetensors)
 
 TORCH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch_modules.py")
@@ -177,6 +177,36 @@ def case_what_was_exported_is_imported_bit_by_bit():
         refused(1, ["--replace"], "import", a, "--uid", "e.2", "--checkpoint-dir", second)
         run("import", a, "--uid", "e.2", "--checkpoint-dir", second, "--replace")
         assert len(os.listdir(second + "/e.2")) == 3
+
+
+def case_an_export_says_how_new_it_is():
+    """Of a running node it is what was saved last, not what the node knows."""
+    with Swarm() as swarm:
+        folder, w = swarm.path("kept"), swarm.path("w.safetensors")
+        command = ("export", "e.1", "--checkpoint-dir", folder, "--output", w)
+        node = fresh(swarm, "node", "ffn", folder)
+        x = swarm.path("x.safetensors")
+        test_input(x, (1, 8))
+        make_grad(x)
+        until(lambda: os.path.isdir(folder + "/e.1") and "checkpoint_last" in
+              os.listdir(folder + "/e.1"), 30, "the first save")
+        call("e.1", "--input", x, "--grad", x.replace("x.s", "g.s"), "--output",
+             swarm.path("dx.safetensors"), node=node)
+        said, warned = run(*command)
+        assert "after 0 updates, saved" in said and said.rstrip().endswith("s ago"), said
+        assert "running node" in warned and "newer state" in warned, warned
+        said = json.loads(run(*command, "--json")[0])
+        assert said["node_running"] is True and said["updates"] == 0, said
+        # One that only reads the folder knows nothing newer.
+        assert node.stop() == 0
+        reader = host(swarm, "reader", folder, "--optimizer", "none")
+        newest = os.path.realpath(folder + "/e.1/checkpoint_last")
+        os.utime(newest, (os.stat(newest).st_atime, os.stat(newest).st_mtime - 3 * 86400))
+        said, warned = run(*command)
+        assert "after 1 update, saved 3 days ago" in said and warned == "", (said, warned)
+        said = json.loads(run(*command, "--json")[0])
+        assert said["node_running"] is False and 3 * 86400 <= said["age_s"] < 4 * 86400, said
+        assert reader.stop() == 0
 
 
 def case_bad_files_and_arguments_are_refused():

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include "unit.h"
+#include <skep/log.h>
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/log.h"
@@ -280,6 +281,53 @@ static void line_cut_at_the_size_limit_is_no_peer(void **state)
     tempdir_remove(&dir);
 }
 
+static char last_warning[1024];
+
+static void keep_warning(enum skep_log_level level, const char *line, void *arg)
+{
+    (void)arg;
+    if (level == SKEP_LOG_WARNING)
+        snprintf(last_warning, sizeof(last_warning), "%s", line);
+}
+
+static void every_damage_is_told(void **state)
+{
+    (void)state;
+#define TITLE "# DHT peers seen last, tried at the next start\n"
+    static const struct {
+        const char *text;
+        size_t len, peers;
+        const char *warning; /* NULL: none */
+    } rows[] = {
+        {TITLE "10.0.0.1:7001\n", sizeof(TITLE) + 13, 1, NULL},
+        {TITLE, sizeof(TITLE) - 1, 0, NULL},
+        {"10.0.0.1:7001", 13, 1, NULL},
+        {"", 0, 0, "is empty"},
+        {"\0\0\0\0", 4, 0, "1 line ignored, the first is line 1: \"\\x00\\x00"},
+        {TITLE "10.0.0.1:7001\0\n10.0.0.2:1\n", sizeof(TITLE) + 25, 1,
+         "line 2: \"10.0.0.1:7001\\x00"},
+        {TITLE "10.0.0.1:7001\n10.0.0.2:70", sizeof(TITLE) + 24, 1, "line 3: \"10.0.0.2:70\""},
+        {"x\ny\n", 4, 0, "2 lines ignored"},
+    };
+    struct tempdir dir;
+    char path[512];
+    struct address out[PEERS_FILE_MAX];
+
+    tempdir_make(&dir);
+    tempdir_file(&dir, "peers", path);
+    skep_log_set(SKEP_LOG_WARNING, keep_warning, NULL);
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        last_warning[0] = '\0';
+        write_text(path, rows[i].text, rows[i].len);
+        size_t peers = peers_file_load(path, out, PEERS_FILE_MAX);
+        if (peers != rows[i].peers || (rows[i].warning == NULL) != (last_warning[0] == '\0') ||
+            (rows[i].warning != NULL && strstr(last_warning, rows[i].warning) == NULL))
+            fail_msg("row %zu: %zu peers, warning \"%s\"", i, peers, last_warning);
+    }
+    skep_log_set(SKEP_LOG_INFO, NULL, NULL);
+    tempdir_remove(&dir);
+}
+
 static void a_file_of_any_bytes_is_survived(void **state)
 {
     (void)state;
@@ -468,6 +516,7 @@ int main(void)
         cmocka_unit_test(forgetting_a_peer_empties_its_entries_only),
         cmocka_unit_test(saved_peers_round_trip_and_garbage_is_left_out),
         cmocka_unit_test(line_cut_at_the_size_limit_is_no_peer),
+        cmocka_unit_test(every_damage_is_told),
         cmocka_unit_test(a_file_of_any_bytes_is_survived),
         cmocka_unit_test(saving_where_it_cannot_be_says_where),
         cmocka_unit_test(only_what_failed_is_tried_again_and_only_what_was_told_is_withdrawn),
