@@ -83,6 +83,11 @@ bool provider_list_copy(struct provider_list *out, const struct provider *items,
 skep_status remote_expert_new(struct skep_client *client, const char *uid,
                               const struct provider *providers, size_t count,
                               struct skep_remote_expert **out, struct skep_error *err);
+/* The same of a list that becomes the expert's.
+ * @param providers  taken, on success only; *providers is NULL then. */
+skep_status remote_expert_adopt(struct skep_client *client, const char *uid,
+                                struct provider **providers, size_t count,
+                                struct skep_remote_expert **out, struct skep_error *err);
 void remote_expert_ref(struct skep_remote_expert *expert);
 void remote_expert_unref(struct skep_remote_expert *expert);
 /* Providers whose records have not expired, copied; false if memory is short. */

@@ -61,9 +61,9 @@ skep_status pass_route(struct skep_moe_pass *p, struct skep_error *err)
     if (p->experts == NULL)
         return error_no_memory(err, "experts", p->found.expert_count);
     for (size_t i = 0; i < p->found.expert_count && rc == SKEP_OK; i++) {
-        const struct beam_expert *e = &p->found.experts[i];
-        rc = remote_expert_new(p->mixture->client, e->uid, e->providers, e->provider_count,
-                               &p->experts[i], err);
+        struct beam_expert *e = &p->found.experts[i];
+        rc = remote_expert_adopt(p->mixture->client, e->uid, &e->providers, e->provider_count,
+                                 &p->experts[i], err);
     }
     return rc;
 }
@@ -139,12 +139,11 @@ static skep_status add_expert(struct skep_moe_pass *p, struct beam_expert *exper
         p->experts = experts;
     if (found == NULL || experts == NULL)
         return error_no_memory(err, expert->uid, count * sizeof(*found));
-    skep_status rc = remote_expert_new(p->mixture->client, expert->uid, expert->providers,
-                                       expert->provider_count, &experts[count - 1], err);
+    skep_status rc = remote_expert_adopt(p->mixture->client, expert->uid, &expert->providers,
+                                         expert->provider_count, &experts[count - 1], err);
     if (rc != SKEP_OK)
         return rc;
     found[count - 1] = *expert;
-    expert->providers = NULL;
     p->found.expert_count = count;
     return SKEP_OK;
 }

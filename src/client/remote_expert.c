@@ -21,23 +21,37 @@ bool provider_list_copy(struct provider_list *out, const struct provider *items,
     return true;
 }
 
-skep_status remote_expert_new(struct skep_client *client, const char *uid,
-                              const struct provider *providers, size_t count,
-                              struct skep_remote_expert **out, struct skep_error *err)
+skep_status remote_expert_adopt(struct skep_client *client, const char *uid,
+                                struct provider **providers, size_t count,
+                                struct skep_remote_expert **out, struct skep_error *err)
 {
     struct skep_remote_expert *expert = mem_calloc(1, sizeof(*expert));
 
     *out = NULL;
-    if (expert == NULL || !provider_list_copy(&expert->providers, providers, count)) {
-        mem_free(expert);
-        return error_no_memory(err, uid, sizeof(*expert) + count * sizeof(*providers));
-    }
+    if (expert == NULL)
+        return error_no_memory(err, uid, sizeof(*expert));
+    expert->providers = (struct provider_list){.items = *providers, .count = count};
+    *providers = NULL;
     atomic_init(&expert->refs, 1);
     pthread_mutex_init(&expert->lock, NULL);
     expert->client = client;
     snprintf(expert->uid, sizeof(expert->uid), "%s", uid);
     *out = expert;
     return SKEP_OK;
+}
+
+skep_status remote_expert_new(struct skep_client *client, const char *uid,
+                              const struct provider *providers, size_t count,
+                              struct skep_remote_expert **out, struct skep_error *err)
+{
+    struct provider_list copy;
+
+    *out = NULL;
+    if (!provider_list_copy(&copy, providers, count))
+        return error_no_memory(err, uid, count * sizeof(*providers));
+    skep_status rc = remote_expert_adopt(client, uid, &copy.items, copy.count, out, err);
+    mem_free(copy.items);
+    return rc;
 }
 
 void remote_expert_ref(struct skep_remote_expert *expert)
