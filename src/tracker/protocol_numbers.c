@@ -10,10 +10,10 @@
  * number. Names of members stay as they are. Whole numbers of up to 18 digits stay numbers.
  */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
+#include "base/number.h"
 #include "tracker/protocol.h"
 #include "tracker/protocol_numbers.h"
 
@@ -216,5 +216,5 @@ double tracker_number_value(struct tracker_text token)
 
     memcpy(text, token.data, len);
     text[len] = '\0';
-    return strtod(text, NULL); /* which reads "Infinity" and "NaN" too */
+    return number_parse(text, NULL); /* which reads "Infinity" and "NaN" too */
 }
