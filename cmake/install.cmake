@@ -35,8 +35,13 @@ install(TARGETS skep RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/skep" DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
         FILES_MATCHING PATTERN "*.h")
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES "${PROJECT_SOURCE_DIR}/README.md" DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/docs/" DESTINATION ${CMAKE_INSTALL_DOCDIR}
         FILES_MATCHING PATTERN "*.md")
+# Each example is a project of its own, which builds where it lies or from a copy.
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/examples" DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES "${PROJECT_SOURCE_DIR}/tests/golden/digits.safetensors"
+        DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples/digits)
 
 # The unit names the program by its whole path, which is known when it is installed.
 set(skep_unit "${PROJECT_SOURCE_DIR}/deploy/systemd/skep-node.service")
@@ -62,7 +67,8 @@ foreach(kind IN ITEMS LIBDIR INCLUDEDIR)
     set(skep_pc_${kind} "\${prefix}/${CMAKE_INSTALL_${kind}}")
   endif()
 endforeach()
-# The public headers include <dlpack/dlpack.h>, which has no .pc file of its own.
+# The public headers include <dlpack/dlpack.h>, which has no .pc file of its own: there is nothing to
+# require, so the file names the header, and the folder where it was found.
 set(skep_pc_dlpack "")
 if(NOT DLPACK_INCLUDE_DIR IN_LIST CMAKE_C_IMPLICIT_INCLUDE_DIRECTORIES)
   set(skep_pc_dlpack " -I${DLPACK_INCLUDE_DIR}")

@@ -273,7 +273,7 @@ static void mixture_report(struct model *model)
            "samples");
     for (int i = 0; i < s->rows * s->columns; i++) {
         const struct seen *e = &m->seen[i];
-        char uid[SKEP_UID_BYTES];
+        char uid[SKEP_UID_BYTES + 24]; /* cut by nobody, whatever the numbers */
         snprintf(uid, sizeof(uid), "%s%d.%d", m->prefix, i / s->columns, i % s->columns);
         printf("%-12s %-14.12s %-22s %9" PRIu64 " %8" PRIu64 " %9" PRIu64 "%s\n", uid,
                e->known ? e->peer_id : "-", e->known ? e->endpoint : "-", e->calls, e->failures,

@@ -85,15 +85,29 @@ C
 "$cmake" --build "$work/user/build" >"$work/build.log" || { cat "$work/build.log"; exit 1; }
 [ "$("$work/user/build/user")" = OK ]
 
-# The worked plugin, as its README builds it, against what was installed; the installed program hosts
-# an expert of it.
-"$cmake" -S "$(dirname "$0")/../../examples/plugin" -B "$work/plugin" -DCMAKE_C_COMPILER="$cc" \
-    -DCMAKE_C_FLAGS="-Wall -Wextra -Werror" -DCMAKE_PREFIX_PATH="$prefix" >"$work/configure.log" ||
-    { cat "$work/configure.log"; exit 1; }
-"$cmake" --build "$work/plugin" >"$work/build.log" || { cat "$work/build.log"; exit 1; }
-grep -qF "$prefix/include" "$work/plugin"/CMakeCache.txt "$work/plugin"/CMakeFiles/*/flags.make \
-    "$work/plugin"/build.ninja 2>/dev/null ||
-    { echo "the plugin was not built against $prefix/include"; exit 1; }
+# What the documentation needs to be read where it was installed.
+doc=$(dirname "$manual")
+for file in README.md LICENSE examples/plugin/README.md examples/digits/digits.safetensors; do
+    [ -s "$doc/$file" ] || { echo "$doc/$file is missing"; exit 1; }
+done
+# The header that ours need, which pkg-config cannot require, is named and is where it says.
+[ -s "$(pkg-config --variable=dlpack_includedir skep)/dlpack/dlpack.h" ]
+
+# The worked examples, as their READMEs build them: from the tree and as they were installed, against
+# what was installed and nothing else.
+build_example() {
+    "$cmake" -S "$1" -B "$2" -DCMAKE_C_COMPILER="$cc" -DCMAKE_C_FLAGS="-Wall -Wextra -Werror" \
+        -DCMAKE_PREFIX_PATH="$prefix" >"$work/configure.log" || { cat "$work/configure.log"; exit 1; }
+    "$cmake" --build "$2" >"$work/build.log" || { cat "$work/build.log"; exit 1; }
+    grep -qF "$prefix/include" "$2/build.ninja" ||
+        { echo "$1 was not built against $prefix/include"; exit 1; }
+}
+examples=$(dirname "$0")/../../examples
+build_example "$examples/plugin" "$work/plugin"
+build_example "$examples/digits" "$work/digits"
+build_example "$doc/examples/plugin" "$work/installed-plugin"
+build_example "$doc/examples/digits" "$work/installed-digits"
+"$work/installed-digits/digits" --help | grep -qF -- --initial-peers
 mkfifo "$work/facts"
 "$prefix/bin/skep" node --no-dht --no-tracker --listen '127.0.0.1:*' --plugin "$work/plugin/adapter.so" \
     --expert-cls adapter --expert-uids lora.0 --hidden-dim 64 --intermediate-dim 8 --json \
@@ -109,4 +123,19 @@ wait "$node"
 
 version=$(pkg-config --modversion skep)
 "$prefix/bin/skep" --version | grep -qx "skep $version"
-echo "installed, linked and run by pkg-config and by find_package, a plugin too: skep $version"
+
+# The trainer of the installed examples, on the digits beside it, through a node that was installed.
+exec 3<&-
+"$prefix/bin/skep" node --no-tracker --listen '127.0.0.1:*' --swarm "install-$$" \
+    --expert-pattern 'digits.[0:2].[0:1]' --num-experts 2 --hidden-dim 64 --json \
+    >"$work/facts" 2>"$work/node.log" &
+node=$!
+exec 3<"$work/facts"
+read -r -t 60 facts <&3 || { cat "$work/node.log"; exit 1; }
+peer=$(sed -n 's/.*"initial_peers": *"\([^"]*\)".*/\1/p' <<<"$facts")
+"$work/installed-digits/digits" --initial-peers "$peer" --swarm "install-$$" --epochs 1 --target 1 \
+    --expert-pattern 'digits.[0:2].[0:1]' --data "$doc/examples/digits/digits.safetensors" \
+    >"$work/digits.log" 2>&1 || { cat "$work/digits.log" "$work/node.log"; exit 1; }
+kill "$node"
+wait "$node"
+echo "installed, linked and run by pkg-config and by find_package, the examples too: skep $version"
