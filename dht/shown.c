@@ -4,6 +4,7 @@
 
 #include "base/alloc.h"
 #include "base/bytes.h"
+#include "crypto/keyed_hash.h"
 
 enum {
     BUCKETS = 1024,
@@ -85,7 +86,7 @@ static void sweep(struct shown *shown, uint64_t now_s)
 /* The entry of a key, made if there is none; NULL if that cannot be. */
 static struct shown_key *key_of(struct shown *shown, const uint8_t *key)
 {
-    struct shown_key **bucket = &shown->buckets[load_u32(key) % BUCKETS], *k;
+    struct shown_key **bucket = &shown->buckets[keyed_hash(key, RECORD_KEY_BYTES) % BUCKETS], *k;
 
     for (k = *bucket; k != NULL; k = k->next)
         if (memcmp(k->key, key, RECORD_KEY_BYTES) == 0)

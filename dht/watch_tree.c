@@ -7,16 +7,13 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "crypto/keyed_hash.h"
 
 enum { BUCKETS = 4096 };
 
 static struct branch **bucket_of(const struct watch_tree *t, const char *prefix, size_t len)
 {
-    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
-
-    for (size_t i = 0; i < len; i++)
-        hash = (hash ^ (uint8_t)prefix[i]) * 0x100000001b3u;
-    return &t->buckets[(hash ^ hash >> 32) & (t->bucket_count - 1)];
+    return &t->buckets[keyed_hash(prefix, len) & (t->bucket_count - 1)]; /* peers choose prefixes */
 }
 
 struct branch *watch_tree_find(const struct watch_tree *t, const char *prefix, size_t len)

@@ -11,8 +11,7 @@ static uint64_t now_us(const struct avoid *avoid)
     return avoid->now_us != NULL ? avoid->now_us() : clock_mono_us();
 }
 
-/* No expert's UID is empty. Peers choose their ids: the worst they can do is make others' failures
- * be forgotten. */
+/* No expert's UID is empty. */
 static uint64_t node_key(const uint8_t *peer_id)
 {
     return pace_key(peer_id, "", "");

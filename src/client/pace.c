@@ -6,6 +6,9 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "crypto/keyed_hash.h"
+#include "dht/uid.h"
+#include "wire/message.h"
 
 /* Of an answer that was faster than the estimate; a slower one counts at once, because the next
  * call is not to wait as long. */
@@ -16,21 +19,18 @@ static uint64_t now_us(const struct pace *pace)
     return pace->now_us != NULL ? pace->now_us() : clock_mono_us();
 }
 
-/* FNV-1a, 64 bits (Fowler, Noll, Vo). Peers choose their ids: the worst they can do is make others'
- * estimates be forgotten. */
-static uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t count)
-{
-    for (size_t i = 0; i < count; i++)
-        hash = (hash ^ ((const uint8_t *)bytes)[i]) * 0x100000001b3u;
-    return hash;
-}
-
+/* Peers choose their ids: under a secret, nobody can make room for itself by pushing others out. */
 uint64_t pace_key(const uint8_t peer_id[static PEER_ID_BYTES], const char *method, const char *uid)
 {
-    uint64_t hash = hash_bytes(0xcbf29ce484222325u, peer_id, PEER_ID_BYTES);
+    uint8_t key[PEER_ID_BYTES + MESSAGE_METHOD_BYTES + UID_BYTES];
+    size_t method_len = strnlen(method, MESSAGE_METHOD_BYTES - 1),
+           uid_len = strnlen(uid, UID_BYTES);
 
-    hash = hash_bytes(hash, method, strlen(method) + 1);
-    hash = hash_bytes(hash, uid, strlen(uid));
+    memcpy(key, peer_id, PEER_ID_BYTES);
+    memcpy(key + PEER_ID_BYTES, method, method_len);
+    key[PEER_ID_BYTES + method_len] = 0;
+    memcpy(key + PEER_ID_BYTES + method_len + 1, uid, uid_len);
+    uint64_t hash = keyed_hash(key, PEER_ID_BYTES + method_len + 1 + uid_len);
     return hash != 0 ? hash : 1;
 }
 

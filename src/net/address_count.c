@@ -4,11 +4,10 @@
 #include <netinet/in.h>
 #include <pthread.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "base/alloc.h"
-#include "base/bytes.h"
 #include "base/error.h"
+#include "crypto/keyed_hash.h"
 
 struct slot {
     uint8_t ip[16];
@@ -20,8 +19,7 @@ struct address_count {
     unsigned max_per_address;
     size_t max_used;
     size_t used;
-    size_t mask;      /* slots - 1, a power of two less one */
-    uint64_t seed[2]; /* so that a stranger with many addresses cannot make them collide */
+    size_t mask; /* slots - 1, a power of two less one */
     struct slot *slots;
 };
 
@@ -35,8 +33,7 @@ skep_status address_count_new(unsigned max_connections, unsigned max_per_address
         slots *= 2;
     struct address_count *table = mem_calloc(1, sizeof(*table));
     struct slot *memory = mem_calloc(slots, sizeof(*memory));
-    if (table == NULL || memory == NULL ||
-        getrandom(table->seed, sizeof(table->seed), 0) != sizeof(table->seed)) {
+    if (table == NULL || memory == NULL) {
         mem_free(table);
         mem_free(memory);
         return error_no_memory(err, "table of addresses", slots * sizeof(*memory));
@@ -89,14 +86,16 @@ static bool countable(const struct sockaddr *sa, uint8_t ip[static 16])
     return true;
 }
 
+bool address_count_same(const struct sockaddr *a, const struct sockaddr *b)
+{
+    uint8_t ips[2][16];
+
+    return countable(a, ips[0]) && countable(b, ips[1]) && memcmp(ips[0], ips[1], 16) == 0;
+}
+
 static size_t home_of(const struct address_count *table, const uint8_t ip[static 16])
 {
-    uint64_t h = (load_u64(ip) ^ table->seed[0]) * UINT64_C(0x9e3779b97f4a7c15);
-
-    h ^= h >> 32;
-    h = (h ^ load_u64(ip + 8) ^ table->seed[1]) * UINT64_C(0xbf58476d1ce4e5b9);
-    h ^= h >> 29;
-    return (size_t)h & table->mask;
+    return (size_t)keyed_hash(ip, 16) & table->mask; /* strangers choose their addresses */
 }
 
 /* The address's slot, or the free one where it would go. */

@@ -22,6 +22,8 @@ void address_count_free(struct address_count *table); /* NULL is allowed */
 /* Counts one more connection. False, and not counted, if the address (or the table) is full.
  * Loopback always fits and is not counted. */
 bool address_count_add(struct address_count *table, const struct sockaddr *sa);
+/* Whether both are counted as one address. False for what is not counted. */
+bool address_count_same(const struct sockaddr *a, const struct sockaddr *b);
 /* Takes back one successful address_count_add(). */
 void address_count_remove(struct address_count *table, const struct sockaddr *sa);
 

@@ -11,6 +11,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/tensor.h"
+#include "crypto/keyed_hash.h"
 
 enum {
     DEFAULT_ENTRIES = 131072,
@@ -45,8 +46,8 @@ struct once {
     uint64_t repeats, forgotten;
 };
 
-/* Request ids are random, so are peer ids; a peer that chooses them to collide slows its own and
- * others' look-ups by one bucket of its own making. So the table's own secret goes in. */
+/* For telling a repeat from another call under the same id of the same peer: who makes these
+ * collide confuses nobody else. */
 static uint64_t hash_bytes(uint64_t h, const void *data, size_t len)
 {
     const uint8_t *p = data;
@@ -92,8 +93,8 @@ uint64_t once_content(const DLTensor *const *tensors, size_t count)
 
 static size_t bucket_of(const struct once *once, const uint8_t *key)
 {
-    uint64_t h = hash_bytes(0xcbf29ce484222325u ^ (uint64_t)(uintptr_t)once, key,
-                            ONCE_PEER_BYTES + ONCE_ID_BYTES);
+    /* Peers choose the ids. */
+    uint64_t h = keyed_hash(key, ONCE_PEER_BYTES + ONCE_ID_BYTES);
 
     return (size_t)h & (once->bucket_count - 1);
 }

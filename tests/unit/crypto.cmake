@@ -1,4 +1,5 @@
 skep_unit_test(test_identity MODULES crypto)
+skep_unit_test(test_keyed_hash MODULES crypto)
 skep_unit_test(test_swarm_key MODULES crypto)
 skep_unit_test(test_noise_channel MODULES crypto)
 skep_unit_test(test_noise MODULES crypto)
