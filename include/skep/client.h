@@ -56,7 +56,8 @@ struct skep_client_options {
     /**
      * Hedging: a forward call without a reply after so many milliseconds is sent to a second node
      * that serves the expert, too; the first good answer counts, the other request is cancelled.
-     * 0 (default): never. Backward calls, which train, are never sent twice. Choose a time that few
+     * 0 (default): at half of the call's time limit, and sooner only if the node is silent or does not
+     * accept a connection. Backward calls, which train, are never sent twice. Choose a time that few
      * calls take: each hedge is work that may be done for nothing.
      */
     uint32_t hedge_after_ms;
@@ -102,7 +103,7 @@ SKEP_API unsigned skep_client_peer_count(struct skep_client *client);
 struct skep_client_stats {
     uint64_t calls;          /**< started, of whatever kind */
     uint64_t requests;       /**< sent for them: fail-over and hedges add to it */
-    uint64_t hedges;         /**< second requests beside one that took long */
+    uint64_t hedges;         /**< further requests beside one that took long */
     uint64_t hedge_wins;     /**< of these, that brought the answer */
     uint64_t not_compressed; /**< as skep_client_not_compressed() */
 };

@@ -60,7 +60,7 @@ static const struct option_spec specs[] = {
      .max = 3600000,
      .unit = "ms",
      .help = "send a forward call that has no reply by then to a second node that serves the "
-             "expert, too, and take the first good answer"},
+             "expert, too, and take the first good answer (default: half of --timeout)"},
     COMPRESSION_OPTION_SPECS("how F32 inputs and outputs travel: none, float16, bfloat16, "
                              "meanstd16, uniform8, quantile8 or blockwise8; without it as the node "
                              "likes",

@@ -23,7 +23,7 @@ void call_unref(struct skep_call *call)
         skep_tensor_free(call->outputs[i]);
     bytes_free(&call->result);
     mem_free(call->candidates.items);
-    mem_free(call->tried);
+    mem_free(call->states);
     compressed_free(&call->compressed);
     mem_free(call->tensors);
     mem_free(call->headers);

@@ -18,10 +18,10 @@ bool call_add_candidates(struct skep_call *call, const struct provider *items, s
     if (list == NULL)
         return false;
     call->candidates.items = list;
-    bool *tried = mem_realloc(call->tried, total * sizeof(*tried));
-    if (tried == NULL)
+    uint8_t *states = mem_realloc(call->states, total * sizeof(*states));
+    if (states == NULL)
         return false;
-    call->tried = tried;
+    call->states = states;
     for (size_t i = 0; i < count; i++) {
         bool known = items[i].endpoint_count == 0;
         for (size_t k = 0; k < call->candidates.count && !known; k++)
@@ -30,7 +30,7 @@ bool call_add_candidates(struct skep_call *call, const struct provider *items, s
         if (known)
             continue;
         list[call->candidates.count] = items[i];
-        tried[call->candidates.count] = false;
+        states[call->candidates.count] = CANDIDATE_NEW;
         call->candidates.count++;
         call->barren = 0;
     }
@@ -54,7 +54,7 @@ static bool is_outdated(const struct skep_call *call, size_t i)
     const struct provider *items = call->candidates.items;
 
     for (size_t k = 0; k < call->candidates.count; k++)
-        if (k != i && !call->tried[k] && items[k].seq > items[i].seq &&
+        if (k != i && call->states[k] == CANDIDATE_NEW && items[k].seq > items[i].seq &&
             memcmp(items[k].peer_id, items[i].peer_id, PEER_ID_BYTES) == 0)
             return true;
     return false;
@@ -72,9 +72,9 @@ static bool is_being_asked(const struct skep_call *call, const uint8_t *peer_id)
     return false;
 }
 
-static bool may_ask(const struct skep_call *call, size_t i)
+static bool may_ask(const struct skep_call *call, enum candidate_state state, size_t i)
 {
-    return !call->tried[i] && !is_outdated(call, i) &&
+    return call->states[i] == state && !is_outdated(call, i) &&
            !is_being_asked(call, call->candidates.items[i].peer_id);
 }
 
@@ -85,7 +85,7 @@ static bool pick_from_crowd(const struct skep_call *call, size_t *out)
     uint64_t lowest = UINT64_MAX;
 
     for (size_t i = 0; i < call->candidates.count; i++) {
-        if (!may_ask(call, i))
+        if (!may_ask(call, CANDIDATE_NEW, i))
             continue;
         uint64_t place = directory_peer_place(directory, call->candidates.items[i].peer_id);
         if (place > lowest)
@@ -98,14 +98,15 @@ static bool pick_from_crowd(const struct skep_call *call, size_t *out)
 
 /* Two of those that may be asked, at random; the second is the first if there is only one. With the
  * client's lock held. Returns how many there are. */
-static size_t draw_two(struct skep_call *call, bool avoided_too, size_t two[static 2])
+static size_t draw_two(struct skep_call *call, enum candidate_state state, bool avoided_too,
+                       size_t two[static 2])
 {
     struct skep_client *client = call->client;
     size_t seen = 0;
 
     for (size_t i = 0; i < call->candidates.count; i++) {
         const uint8_t *peer_id = call->candidates.items[i].peer_id;
-        if (!may_ask(call, i) ||
+        if (!may_ask(call, state, i) ||
             (!avoided_too && avoid_is_avoided(&client->avoid, peer_id, call->expert->uid)))
             continue;
         if (call->has_preferred && memcmp(peer_id, call->preferred, PEER_ID_BYTES) == 0) {
@@ -148,23 +149,26 @@ static size_t better_of(struct skep_call *call, const size_t two[static 2],
 }
 
 /*
- * An untried candidate: of two drawn at random the better one (the power of two choices,
+ * A candidate: of two drawn at random the better one (the power of two choices,
  * Mitzenmacher 2001: nearly as good as the best of all, without all callers running to the same
  * one). Those that failed lately come last. With the lock held; the pool or the directory is asked
  * meanwhile.
  */
-bool call_pick(struct skep_call *call, size_t *out)
+bool call_pick(struct skep_call *call, enum pick_from from, size_t *out, bool *avoided)
 {
     struct skep_client *client = call->client;
+    enum candidate_state state = from == PICK_AGAIN ? CANDIDATE_GIVEN_UP : CANDIDATE_NEW;
     uint64_t round_trips_us[2];
     size_t two[2] = {0, 0};
 
-    if (call_is_crowd(call))
+    *avoided = false;
+    if (call_is_crowd(call) && from != PICK_AGAIN)
         return pick_from_crowd(call, out);
     pthread_mutex_lock(&client->lock);
-    size_t count = draw_two(call, false, two);
-    if (count == 0)
-        count = draw_two(call, true, two);
+    size_t count = draw_two(call, state, false, two);
+    *avoided = count == 0;
+    if (count == 0 && from != PICK_GOOD)
+        count = draw_two(call, state, true, two);
     pthread_mutex_unlock(&client->lock);
     *out = two[0];
     if (count < 2)

@@ -1,10 +1,14 @@
 /*
  * Whom a call asks, wherever its expert is served: one candidate after the other, fail-over, fresh
- * look-ups, a second request beside one that takes long; a single deadline over all of it.
+ * look-ups, a further request beside those that take long; a single deadline over all of it.
  *
- *            alarm: hedge_due                  first good answer, or nothing left to try
- *   attempt ------------------> second attempt ---------------------------> settled
- *      |  failed: next candidate, or look-up             others cancelled, all closed -> finished
+ *             slow: late                      first good answer, or nothing left to try
+ *   attempt ------------> further attempt ----------------------------> settled
+ *      |  failed: next candidate, or look-up          others cancelled, all closed -> finished
+ *
+ * No attempt has the whole time of a call to itself while another node may serve the expert. A
+ * forward whose node hangs is sent to another one as well. A backward may step only once: it moves
+ * to another node as long as nothing of it was sent, and stays where it was sent.
  *
  * Steps are decided under the call's lock, by whichever thread something has happened on (the
  * caller's at the start, the pool's, the directory's), and taken without it. The call ends when no
@@ -27,6 +31,13 @@ enum {
      * (dht/peer_memory.h): so each that brings somebody new is followed by as many again. */
     LOOKUP_ROUNDS = 3,
     LOOKUP_MOST_ROUNDS = 256, /* in all */
+    /* Of the time that is left, a node may take the first part to accept a connection, and a
+     * forward's node the second to answer, before another one is asked as well. */
+    CONNECT_SHARE = 4,
+    ANSWER_SHARE = 2,
+    CONNECT_MOST_MS = 1000,
+    CONNECT_LEAST_MS = 50,
+    LOOKUP_ANEW_MOST_MS = 1000, /* a look-up that a backward waits for, though nodes are known */
 };
 
 enum step { STEP_NONE, STEP_ASK, STEP_LOOK_UP, STEP_FINISH };
@@ -359,6 +370,21 @@ static void name_attempt(const struct skep_call *call, const struct call_attempt
         error_prefix(err, "expert %s at %s", call->expert->uid, endpoint);
 }
 
+/* An attempt that hung made room for another one: it may be asked again. With the lock held. */
+static struct verdict take_given_up(struct skep_call *call, const struct call_attempt *attempt,
+                                    bool sent, uint64_t took_us)
+{
+    struct verdict v = {.outcome = attempt->unreachable ? OUTCOME_NO_NODE : OUTCOME_NEITHER,
+                        .sent = sent,
+                        .at_least_us = took_us};
+
+    call->states[attempt->candidate] = CANDIDATE_GIVEN_UP;
+    error_set(&call->last_error, SKEP_UNAVAILABLE, "%s after %" PRIu64 " ms",
+              sent ? "no reply" : "no connection", took_us / 1000);
+    name_attempt(call, attempt, &call->last_error);
+    return v;
+}
+
 /* No answer came. With the lock held. */
 static struct verdict take_failure(struct skep_call *call, const struct call_attempt *attempt,
                                    bool sent, const struct skep_error *err, uint64_t took_us)
@@ -371,6 +397,9 @@ static struct verdict take_failure(struct skep_call *call, const struct call_att
         v.outcome = OUTCOME_NEITHER;
         return v;
     }
+    if (err->status == SKEP_CANCELLED && attempt->given_up && !call->cancelled &&
+        !(call->changes_weights && sent))
+        return take_given_up(call, attempt, sent, took_us);
     call->last_error = *err;
     name_attempt(call, attempt, &call->last_error);
     call->last_error.outcome_unknown = call->changes_weights && sent;
@@ -424,13 +453,28 @@ static void pool_done(void *arg, const struct reply_headers *reply, DLManagedTen
     call_unref(call);
 }
 
-static void on_slow(void *arg)
+/* A node that hangs is asked last by the calls that follow. With the call's lock held. */
+static void note_unreachable(struct skep_call *call, const struct call_attempt *attempt)
 {
-    struct skep_call *call = ((struct call_attempt *)arg)->call;
+    if (call->expert->any_peer)
+        return;
+    pthread_mutex_lock(&call->client->lock);
+    avoid_node_failed(&call->client->avoid, call->candidates.items[attempt->candidate].peer_id);
+    pthread_mutex_unlock(&call->client->lock);
+}
+
+static void on_slow(void *arg, enum pool_delay delay)
+{
+    struct call_attempt *attempt = arg;
+    struct skep_call *call = attempt->call;
 
     call_ref(call); /* the attempt is open: the call has not finished */
     pthread_mutex_lock(&call->lock);
-    call->hedge_due = true;
+    if (delay != POOL_CALL_LATE) {
+        attempt->unreachable = true;
+        note_unreachable(call, attempt);
+    }
+    attempt->late = attempt->late || !call->changes_weights || delay == POOL_NOT_CONNECTED;
     pthread_mutex_unlock(&call->lock);
     call_advance(call);
     call_unref(call);
@@ -439,34 +483,73 @@ static void on_slow(void *arg)
 /* With the lock held: a candidate becomes an attempt. */
 static struct call_attempt *open_attempt(struct skep_call *call, size_t candidate)
 {
-    struct call_attempt *attempt = &call->attempts[call->attempts[0].open ? 1 : 0];
+    struct call_attempt *attempt = &call->attempts[0];
 
+    while (attempt->open) /* one of them is not: decide() */
+        attempt++;
     attempt->call = call;
     attempt->hedge = call_open_attempts(call) > 0;
     attempt->open = true;
+    attempt->late = attempt->unreachable = attempt->given_up = false;
+    attempt->again = call->states[candidate] == CANDIDATE_GIVEN_UP;
     attempt->serial++;
     attempt->candidate = candidate;
     attempt->sent_us = clock_mono_us();
-    call->tried[candidate] = true;
+    call->states[candidate] = CANDIDATE_ASKED;
     return attempt;
+}
+
+/* With the lock held: asks the pool to end the attempt, a backward only if it has not been sent. */
+static void end_attempt(const struct skep_call *call, const struct call_attempt *attempt)
+{
+    if (attempt->in_pool == NULL)
+        return; /* ask() will see to it */
+    if (call->changes_weights && !call->cancelled && !call->settled)
+        pool_withdraw(call->client->pool, attempt->in_pool);
+    else
+        pool_cancel(call->client->pool, attempt->in_pool);
+}
+
+/* When a call learns that this attempt takes long. */
+static void set_alarm(const struct skep_call *call, bool hedge, bool again,
+                      struct pool_alarm *alarm)
+{
+    uint64_t now = clock_mono_us();
+    uint64_t left = call->deadline_us > now ? call->deadline_us - now : 0;
+    uint64_t connect = left / CONNECT_SHARE, answer = left / ANSWER_SHARE;
+
+    *alarm =
+        (struct pool_alarm){.late_us = CLOCK_NEVER, .connect_by_us = CLOCK_NEVER, .slow = on_slow};
+    if (connect > CONNECT_MOST_MS * UINT64_C(1000))
+        connect = CONNECT_MOST_MS * UINT64_C(1000);
+    if (connect < CONNECT_LEAST_MS * UINT64_C(1000))
+        connect = CONNECT_LEAST_MS * UINT64_C(1000);
+    alarm->connect_by_us = now + connect;
+    /* Silent nodes that take turns do so at the pace of connect_by_us. */
+    alarm->known_silent_at_once = !again;
+    if (call->changes_weights || hedge || again)
+        return;
+    if (call->hedge_after_us != 0 && call->hedge_after_us < answer)
+        answer = call->hedge_after_us;
+    alarm->late_us = now + answer;
 }
 
 /* Hands the attempt to the pool. False if it could not be started. */
 static bool ask(struct skep_call *call, struct call_attempt *attempt, unsigned serial, bool hedge,
-                const struct pool_target *target)
+                bool again, const struct pool_target *target)
 {
     bool is_compressed = call->compressed.tensors != NULL;
-    bool alarmed = call->hedge_after_us != 0 && !hedge;
-    struct pool_alarm alarm = {.at_us = clock_mono_us() + call->hedge_after_us, .slow = on_slow};
+    struct pool_alarm alarm;
     struct pool_call *handle = NULL;
     struct skep_error error = {0};
 
+    set_alarm(call, hedge, again, &alarm);
     note_began(call, target->peer_id, hedge);
     bool started =
         pool_call_encoded(call->client->pool, target, call->headers,
                           is_compressed ? call->compressed.tensors : call->tensor_pointers,
-                          is_compressed ? call->tensor_pointers : NULL, call->deadline_us,
-                          alarmed ? &alarm : NULL, pool_done, attempt, &handle, &error) == SKEP_OK;
+                          is_compressed ? call->tensor_pointers : NULL, call->deadline_us, &alarm,
+                          pool_done, attempt, &handle, &error) == SKEP_OK;
     pthread_mutex_lock(&call->lock);
     if (!started) {
         attempt->open = false;
@@ -474,8 +557,8 @@ static bool ask(struct skep_call *call, struct call_attempt *attempt, unsigned s
         call->no_more = call->no_more || error.status == SKEP_INVALID_ARGUMENT;
     } else if (attempt->open && attempt->serial == serial) { /* it has not ended before this line */
         attempt->in_pool = handle;
-        if (call->cancelled || call->settled)
-            pool_cancel(call->client->pool, handle);
+        if (call->cancelled || call->settled || attempt->given_up)
+            end_attempt(call, attempt);
     }
     pthread_mutex_unlock(&call->lock);
     if (!started)
@@ -485,6 +568,15 @@ static bool ask(struct skep_call *call, struct call_attempt *attempt, unsigned s
 
 /* ---- looking up */
 
+/* With the lock held: whether some are not asked yet, or may be asked again. */
+static bool has_candidates_left(const struct skep_call *call)
+{
+    for (size_t i = 0; i < call->candidates.count; i++)
+        if (call->states[i] != CANDIDATE_ASKED)
+            return true;
+    return false;
+}
+
 static void lookup_found(void *arg, const struct lookup_result *results, size_t count)
 {
     struct skep_call *call = arg;
@@ -493,14 +585,15 @@ static void lookup_found(void *arg, const struct lookup_result *results, size_t 
     if (results->status == SKEP_OK)
         remote_expert_update(call->expert, results->providers, results->provider_count);
     pthread_mutex_lock(&call->lock);
-    call->looking_up = false;
+    bool anew = call->is_lookup_anew;
+    call->looking_up = call->is_lookup_anew = false;
     if (results->status == SKEP_OK) {
         if (!call_add_candidates(call, results->providers, results->provider_count)) {
             error_set(&call->last_error, SKEP_RESOURCE_EXHAUSTED,
                       "expert %s: no memory for its providers", call->expert->uid);
             call->no_more = true;
         }
-    } else if (call_open_attempts(call) == 0) {
+    } else if (call_open_attempts(call) == 0 && !anew && !has_candidates_left(call)) {
         call->no_more = true;
         /* What a node answered says more than that it has gone from the DHT since. */
         if (call->last_error.status == SKEP_OK)
@@ -511,31 +604,38 @@ static void lookup_found(void *arg, const struct lookup_result *results, size_t 
     call_unref(call);
 }
 
-/* False if it could not be started. @param alone nobody is being asked meanwhile. */
-static bool look_up(struct skep_call *call, unsigned flags, bool alone)
+/* @param alone nobody is being asked meanwhile. @param anew as call->is_lookup_anew. */
+static void look_up(struct skep_call *call, unsigned flags, bool alone, bool anew)
 {
     const char *uid = call->expert->uid;
     struct skep_error error = {0};
+    uint64_t deadline_us = call->deadline_us, now = clock_mono_us();
 
+    if (anew && deadline_us > now) { /* those that are known need time, too */
+        uint64_t share = (deadline_us - now) / CONNECT_SHARE;
+        uint64_t most = LOOKUP_ANEW_MOST_MS * UINT64_C(1000);
+        deadline_us = now + (share < most ? share : most);
+    }
     if (alone && call->searching != NULL) /* the call cannot end before its look-up has */
         call->searching(call->arg);
     call_ref(call); /* lookup_found's */
-    bool started = directory_get(swarm_directory(call->client->swarm), &uid, 1, flags,
-                                 call->deadline_us, lookup_found, call, &error) == SKEP_OK;
+    bool started = directory_get(swarm_directory(call->client->swarm), &uid, 1, flags, deadline_us,
+                                 lookup_found, call, &error) == SKEP_OK;
     pthread_mutex_lock(&call->lock);
     bool cancelled = call->cancelled;
     pthread_mutex_unlock(&call->lock);
     if (started && cancelled) /* who cancelled the call may have come too early for this one */
         directory_get_cancel(swarm_directory(call->client->swarm), call);
     if (started)
-        return true;
+        return;
     pthread_mutex_lock(&call->lock);
-    call->looking_up = false;
-    call->last_error = error;
-    call->no_more = true;
+    call->looking_up = call->is_lookup_anew = false;
+    if (!anew) {
+        call->last_error = error;
+        call->no_more = true;
+    }
     pthread_mutex_unlock(&call->lock);
     call_unref(call);
-    return false;
 }
 
 static bool may_look_up(struct skep_call *call, bool for_hedge)
@@ -561,15 +661,83 @@ static enum step conclude(struct skep_call *call)
     return STEP_FINISH;
 }
 
+/* With the lock held: whether each open attempt has had its time, so that another node may be asked
+ * as well. */
+static bool all_are_late(const struct skep_call *call)
+{
+    for (size_t i = 0; i < CALL_ATTEMPTS; i++)
+        if (call->attempts[i].open && !call->attempts[i].late)
+            return false;
+    return true;
+}
+
+/* With the lock held: the attempt that has hung longest is to end, because another node is there.
+ * @param unreachable  only one whose node is: another one may be at work on the call. */
+static enum step give_one_up(struct skep_call *call, bool unreachable)
+{
+    struct call_attempt *oldest = NULL;
+
+    for (size_t i = 0; i < CALL_ATTEMPTS; i++) {
+        struct call_attempt *attempt = &call->attempts[i];
+        if (attempt->open && attempt->given_up)
+            return STEP_NONE; /* soon */
+        if (!attempt->open || (unreachable && !attempt->unreachable))
+            continue;
+        if (oldest == NULL || attempt->sent_us < oldest->sent_us)
+            oldest = attempt;
+    }
+    if (oldest != NULL) {
+        oldest->given_up = true;
+        end_attempt(call, oldest);
+    }
+    return STEP_NONE; /* its end is the next step */
+}
+
+/* With the lock held: nodes are being asked, and another one may be as well. */
+static enum step decide_beside(struct skep_call *call, size_t *candidate)
+{
+    bool all_late = all_are_late(call), avoided;
+    size_t most = call->changes_weights ? 1 : CALL_ATTEMPTS;
+
+    if (call->no_more || call->cancelled || clock_mono_us() >= call->deadline_us ||
+        !(all_late || (call->looked_anew && !call->changes_weights)))
+        return STEP_NONE;
+    if (call_pick(call, all_late ? PICK_NEW : PICK_GOOD, candidate, &avoided))
+        return call_open_attempts(call) < most ? STEP_ASK : give_one_up(call, false);
+    if (!all_late)
+        return STEP_NONE;
+    if (!call->looking_up && may_look_up(call, true)) {
+        call->looking_up = true;
+        return STEP_LOOK_UP;
+    }
+    if (!call_pick(call, PICK_AGAIN, candidate, &avoided))
+        return STEP_NONE;
+    return call_open_attempts(call) < most ? STEP_ASK : give_one_up(call, true);
+}
+
+/* With the lock held: a new candidate is there. If all have failed lately, the directory may know
+ * of others by now: a forward asks both at once, a backward, which must not be asked twice, the
+ * directory first. */
+static enum step ask_or_look_anew(struct skep_call *call, bool avoided)
+{
+    if (!avoided || !call_has_directory(call) || call->refusals > 0)
+        return STEP_ASK;
+    if (!call->looked_anew && !call->looking_up) {
+        call->looked_anew = call->is_lookup_anew = call->looking_up = true;
+        return STEP_LOOK_UP;
+    }
+    return call->changes_weights && call->is_lookup_anew ? STEP_NONE : STEP_ASK;
+}
+
 /* With the lock held. @param candidate set for STEP_ASK. */
 static enum step decide(struct skep_call *call, size_t *candidate)
 {
-    size_t open = call_open_attempts(call);
+    bool avoided;
 
     if (call->settled)
         return conclude(call);
-    if (open > 0 && (open == CALL_ATTEMPTS || !call->hedge_due || call->no_more || call->cancelled))
-        return STEP_NONE;
+    if (call_open_attempts(call) > 0)
+        return decide_beside(call, candidate);
     if (call->cancelled && call->looking_up)
         return STEP_NONE; /* soon: so that who cancels does not run the user's callback */
     if (call->cancelled) {
@@ -581,20 +749,21 @@ static enum step decide(struct skep_call *call, size_t *candidate)
         return conclude(call);
     }
     if (clock_mono_us() >= call->deadline_us) {
-        if (open == 0)
-            settle_out_of_time(call);
+        settle_out_of_time(call);
         return conclude(call);
     }
-    if (call_pick(call, candidate))
-        return STEP_ASK;
-    if (call->looking_up)
-        return STEP_NONE;
-    if (may_look_up(call, open > 0)) {
+    if (call_pick(call, PICK_NEW, candidate, &avoided))
+        return ask_or_look_anew(call, avoided);
+    if (!call->looking_up && may_look_up(call, false)) {
         call->looking_up = true;
         return STEP_LOOK_UP;
     }
-    if (open == 0)
-        settle_unanswered(call);
+    /* A look-up may take long where the DHT's peers hang, too. */
+    if (call_pick(call, PICK_AGAIN, candidate, &avoided))
+        return STEP_ASK;
+    if (call->looking_up)
+        return STEP_NONE;
+    settle_unanswered(call);
     return conclude(call);
 }
 
@@ -605,16 +774,19 @@ void call_advance(struct skep_call *call)
         struct pool_target target;
         size_t candidate;
         unsigned serial = 0, flags = 0;
-        bool hedge = false;
+        bool hedge = false, again = false;
 
         pthread_mutex_lock(&call->lock);
         enum step step = decide(call, &candidate);
         bool alone = call_open_attempts(call) == 0;
+        bool anew = call->is_lookup_anew;
+        alone = alone && (!anew || call->changes_weights);
         if (step == STEP_ASK) {
             fill_target(call, &call->candidates.items[candidate], &target);
             attempt = open_attempt(call, candidate);
             serial = attempt->serial;
             hedge = attempt->hedge;
+            again = attempt->again;
         } else if (step == STEP_LOOK_UP && call->candidates.count > 0) {
             flags = DIRECTORY_FRESH | DIRECTORY_ALL; /* those that are known were not enough */
         }
@@ -622,8 +794,9 @@ void call_advance(struct skep_call *call)
         if (step == STEP_FINISH)
             finish(call);
         if (step == STEP_NONE || step == STEP_FINISH ||
-            (step == STEP_ASK && ask(call, attempt, serial, hedge, &target)) ||
-            (step == STEP_LOOK_UP && look_up(call, flags, alone)))
+            (step == STEP_ASK && ask(call, attempt, serial, hedge, again, &target)))
             return;
+        if (step == STEP_LOOK_UP)
+            look_up(call, flags, alone, anew); /* something may be left to do meanwhile */
     }
 }

@@ -8,15 +8,34 @@
 #include "client/client_internal.h"
 
 enum {
-    CALL_ATTEMPTS = 2, /* a node that is asked, and one that is asked as well */
+    CALL_ATTEMPTS =
+        3, /* nodes that are asked at once: each further one because those before hang */
     CALL_REFUSALS = 3, /* so many nodes that find fault with a request are right about it */
+};
+
+/* What has become of a candidate. */
+enum candidate_state {
+    CANDIDATE_NEW,
+    CANDIDATE_ASKED,
+    CANDIDATE_GIVEN_UP, /* it hung and had to make room; asked again when nobody else is left */
+};
+
+/* Whom call_pick() may choose. */
+enum pick_from {
+    PICK_GOOD, /* new ones that have not failed lately */
+    PICK_NEW,  /* new ones; those that have failed lately come last */
+    PICK_AGAIN /* those that were given up */
 };
 
 /* The call at one node. All but `call` is guarded by the call's lock. */
 struct call_attempt {
     struct skep_call *call;
     bool open;                 /* in the pool */
-    bool hedge;                /* the second one of two */
+    bool hedge;                /* beside another one */
+    bool late;                 /* another node may be asked as well, or instead */
+    bool unreachable;          /* because its node is silent */
+    bool again;                /* its candidate was given up before */
+    bool given_up;             /* it is to end, to make room for another one */
     unsigned serial;           /* of its use, so that a late handle is not stored */
     struct pool_call *in_pool; /* valid while set */
     size_t candidate;
@@ -46,12 +65,13 @@ struct skep_call {
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t ended_cond;
     struct provider_list candidates; /* owned */
-    bool *tried;                     /* owned: one for each candidate */
+    uint8_t *states;                 /* owned: enum candidate_state, one for each candidate */
     struct call_attempt attempts[CALL_ATTEMPTS];
-    bool hedge_due;   /* the first has taken long */
     unsigned lookups; /* for want of anyone to ask */
     unsigned barren;  /* the last of them, that brought no new candidate */
     bool hedge_looked_up;
+    bool looked_anew;    /* because all that were known had failed lately */
+    bool is_lookup_anew; /* the look-up under way is that one: the call goes on without it */
     bool looking_up;
     bool no_more;                 /* nobody else is to be asked: last_error is the last word */
     struct skep_error last_error; /* of attempts */
@@ -80,9 +100,9 @@ bool call_has_directory(const struct skep_call *call);
 /* More claim to serve it than an answer of the directory has room for. With the lock held. */
 bool call_is_crowd(const struct skep_call *call);
 uint64_t call_pace_key(const struct skep_call *call, const uint8_t *peer_id);
-/* Chooses an untried candidate; false if there is none. With the lock held; takes the client's, the
- * pool's and the directory's in turn. */
-bool call_pick(struct skep_call *call, size_t *out);
+/* Chooses a candidate; false if there is none. @param avoided set to whether it failed lately. With
+ * the lock held; takes the client's, the pool's and the directory's in turn. */
+bool call_pick(struct skep_call *call, enum pick_from from, size_t *out, bool *avoided);
 /* Takes the next step, or none if there is none to take. Without the lock; the caller has a
  * reference. */
 void call_advance(struct skep_call *call);

@@ -3,9 +3,11 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -250,6 +252,7 @@ static size_t send_bytes(struct conn *conn, const uint8_t *data, size_t len)
     while (n < 0 && errno == EINTR);
     if (n >= 0) {
         count(&conn->group->bytes_out, (uint64_t)n);
+        conn->sent_bytes += (uint64_t)n;
         return (size_t)n;
     }
     if (errno == EAGAIN)
@@ -275,6 +278,16 @@ static bool send_unsent(struct conn *conn)
         return false;
     drop_unsent(conn);
     return !conn->send_broken;
+}
+
+uint64_t conn_acknowledged(const struct conn *conn, uint64_t *waiting)
+{
+    int queued = 0;
+
+    if (ioctl(conn->fd, SIOCOUTQ, &queued) != 0 || queued < 0)
+        queued = 0;
+    *waiting = (uint64_t)queued + (conn->unsent_end - conn->unsent_at);
+    return conn->sent_bytes - (uint64_t)queued;
 }
 
 static size_t fill_scratch(struct conn *conn)

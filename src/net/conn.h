@@ -73,6 +73,7 @@ struct conn {
     size_t unsent_at;
     size_t unsent_end;
     uint64_t unsent_since_us; /* the last time any of it moved */
+    uint64_t sent_bytes;      /* that the socket has taken so far */
     uint64_t due_us;
     uint64_t armed_us;      /* when the timer fires; early is harmless, it is armed again then */
     struct skep_error *why; /* owned; NULL: memory was short */
@@ -106,6 +107,9 @@ bool conn_send_borrowed(struct conn *conn);
 /* Ends the connection when the turn ends: `lost` with this reason. What the session still has to
  * say is sent if the socket takes it at once. Right inside a session's event. */
 void conn_fail(struct conn *conn, const struct skep_error *why);
+/* Bytes that have left this machine and were acknowledged by the peer's system, whether or not the
+ * peer has read them. @param waiting set to how many still wait in the socket or for it. */
+uint64_t conn_acknowledged(const struct conn *conn, uint64_t *waiting);
 /* CLOCK_NEVER: not at all. Replaces the time set before. */
 void conn_set_due(struct conn *conn, uint64_t due_us);
 /* Frees the session (its streams end with `why`, see session_free()) and closes the socket. Not

@@ -3,7 +3,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "base/alloc.h"
 #include "base/error.h"
@@ -46,8 +45,6 @@ static skep_status make_buckets(struct pool *pool, struct skep_error *err)
 
     while (count < pool->config.max_connections && count < 65536)
         count *= 2;
-    if (getrandom(pool->seed, sizeof(pool->seed), 0) != sizeof(pool->seed))
-        return error_set(err, SKEP_INTERNAL, "the system gives no random bytes");
     pool->bucket_mask = count - 1;
     pool->buckets = mem_calloc(count, sizeof(struct peer *));
     if (pool->buckets == NULL)

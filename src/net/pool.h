@@ -93,11 +93,22 @@ SKEP_MUST_CHECK skep_status pool_call(struct pool *pool, const struct pool_targe
                                       const DLTensor *const *tensors, uint64_t deadline_us,
                                       pool_done_fn done, void *arg, struct pool_call **out,
                                       struct skep_error *err);
-/* A word when a call takes long: at that time, if it has not ended, `slow` runs with the call's
- * `arg`, once, on the loop's thread; never within or after `done`. */
+enum pool_delay {
+    POOL_CALL_LATE,     /* late_us has come */
+    POOL_NOT_CONNECTED, /* no connection can take the call; nothing of it was sent */
+    POOL_PEER_SILENT,   /* the connection that carries the call has left a PING unanswered */
+};
+/*
+ * What a caller learns of a call that takes long: `slow` runs with the call's `arg` on the loop's
+ * thread, at most once for late_us and connect_by_us each and whenever the peer falls silent; never
+ * within or after `done`. The call goes on.
+ */
 struct pool_alarm {
-    uint64_t at_us;
-    void (*slow)(void *arg);
+    uint64_t late_us;       /* CLOCK_NEVER: never */
+    uint64_t connect_by_us; /* POOL_NOT_CONNECTED at this time at the latest; the same */
+    /* POOL_NOT_CONNECTED at once where there is a connection that is silent already. */
+    bool known_silent_at_once;
+    void (*slow)(void *arg, enum pool_delay delay);
 };
 /*
  * The same for tensors of which some are encoded, as their descriptors in headers say.
@@ -116,6 +127,9 @@ SKEP_MUST_CHECK skep_status pool_call_encoded(struct pool *pool, const struct po
  * have returned before done returns: a `done` that takes the lock under which this is called, or
  * that is waited for by the same thread, sees to that. */
 void pool_cancel(struct pool *pool, struct pool_call *call);
+/* Asks for its end as pool_cancel() does, but only if nothing of it has been sent by the time that
+ * the loop sees this; a call that is sent goes on. A later pool_cancel() still counts. */
+void pool_withdraw(struct pool *pool, struct pool_call *call);
 /* Last measured round trip to a peer in microseconds, 0 if unknown. Thread: any. */
 uint64_t pool_peer_rtt_us(struct pool *pool, const uint8_t peer_id[static PEER_ID_BYTES]);
 

@@ -74,16 +74,47 @@ static struct deadline_entry *first_due(const struct deadline_heap *heap, uint64
     return first != NULL && first->deadline_us <= now ? first : NULL;
 }
 
+void pool_call_tell(struct pool_call *call, enum pool_delay delay)
+{
+    if (call->slow != NULL)
+        call->slow(call->arg, delay);
+}
+
+static uint64_t next_alarm(const struct pool_call *call)
+{
+    return call->late_us < call->connect_by_us ? call->late_us : call->connect_by_us;
+}
+
+/* The call has been taken out of the heap, and goes back for its other time. */
+static void ring_alarm(struct pool *pool, struct pool_call *call, uint64_t now)
+{
+    bool is_late = call->late_us <= now;
+    bool not_connected = call->connect_by_us <= now && call->state == CALL_WAITING &&
+                         !pool_peer_is_connected(call->peer);
+
+    if (is_late)
+        call->late_us = CLOCK_NEVER;
+    if (call->connect_by_us <= now)
+        call->connect_by_us = CLOCK_NEVER;
+    call->alarm.deadline_us = next_alarm(call);
+    /* Nothing was added since it was taken out, so there is room for it. */
+    if (call->alarm.deadline_us != CLOCK_NEVER)
+        (void)deadline_heap_add(&pool->alarms, &call->alarm);
+    if (not_connected)
+        pool_call_tell(call, POOL_NOT_CONNECTED);
+    if (is_late)
+        pool_call_tell(call, POOL_CALL_LATE);
+}
+
 /* Those of calls that go on; what a call starts in turn is for a later turn. */
 static void ring_alarms(struct pool *pool, uint64_t now)
 {
     struct deadline_entry *entry;
 
     while ((entry = first_due(&pool->alarms, now)) != NULL) {
-        struct pool_call *call =
-            (struct pool_call *)((char *)entry - offsetof(struct pool_call, alarm));
         deadline_heap_remove(&pool->alarms, entry);
-        call->slow(call->arg);
+        ring_alarm(pool, (struct pool_call *)((char *)entry - offsetof(struct pool_call, alarm)),
+                   now);
     }
 }
 
@@ -141,7 +172,8 @@ static void start_call(struct loop_job *job)
     } else if (call->deadline.deadline_us != CLOCK_NEVER &&
                !deadline_heap_add(&pool->deadlines, &call->deadline)) {
         error_no_memory(&err, "deadlines", sizeof(struct deadline_entry *));
-    } else if (call->slow != NULL && !deadline_heap_add(&pool->alarms, &call->alarm)) {
+    } else if (call->slow != NULL && call->alarm.deadline_us != CLOCK_NEVER &&
+               !deadline_heap_add(&pool->alarms, &call->alarm)) {
         error_no_memory(&err, "alarms", sizeof(struct deadline_entry *));
     } else if ((peer = pool_peer_get(pool, &call->target)) == NULL) {
         error_no_memory(&err, "peer", sizeof(*peer));
@@ -157,20 +189,36 @@ static void cancel_call(struct loop_job *job)
 {
     struct pool_call *call = (struct pool_call *)((char *)job - offsetof(struct pool_call, cancel));
     struct skep_error err;
+    int order = atomic_exchange(&call->cancel_order, CANCEL_NONE); /* it may be posted again */
 
-    if (call->state != CALL_ENDED) {
+    if (call->state != CALL_ENDED && (order == CANCEL_ANY || call->state != CALL_OPEN)) {
         error_set(&err, SKEP_CANCELLED, "%s: cancelled by the caller", call->headers.method);
         end_early(call, &err);
     }
     unref(call);
 }
 
-void pool_cancel(struct pool *pool, struct pool_call *call)
+/* Of two orders the stronger one counts, and one job carries it out. */
+static void post_cancel(struct pool *pool, struct pool_call *call, int order)
 {
-    if (atomic_exchange(&call->cancel_posted, true))
-        return;
+    int before = atomic_load(&call->cancel_order);
+
+    while (before < order && !atomic_compare_exchange_weak(&call->cancel_order, &before, order))
+        continue;
+    if (before != CANCEL_NONE)
+        return; /* a job is on its way */
     atomic_fetch_add_explicit(&call->refs, 1, memory_order_relaxed);
     loop_post(pool->loop, &call->cancel);
+}
+
+void pool_cancel(struct pool *pool, struct pool_call *call)
+{
+    post_cancel(pool, call, CANCEL_ANY);
+}
+
+void pool_withdraw(struct pool *pool, struct pool_call *call)
+{
+    post_cancel(pool, call, CANCEL_UNSENT);
 }
 
 /* Making one, on any thread */
@@ -326,7 +374,10 @@ skep_status pool_call_encoded(struct pool *pool, const struct pool_target *targe
     call->arg = arg;
     call->deadline.deadline_us = deadline_us;
     if (alarm != NULL) {
-        call->alarm.deadline_us = alarm->at_us;
+        call->late_us = alarm->late_us;
+        call->connect_by_us = alarm->connect_by_us;
+        call->known_silent_at_once = alarm->known_silent_at_once;
+        call->alarm.deadline_us = next_alarm(call);
         call->slow = alarm->slow;
     }
     if (out != NULL)

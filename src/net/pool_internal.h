@@ -39,25 +39,29 @@ struct pool_choice {
     struct pool_tensor plain_tensor;
 };
 
+enum cancel_order { CANCEL_NONE, CANCEL_UNSENT, CANCEL_ANY };
+
 enum { POOL_MAX_RETRIES = 3 /* of a call, none of which has left */ };
 
 struct pool_call {
     struct loop_job start;
     struct loop_job cancel;
-    atomic_bool cancel_posted;
-    _Atomic unsigned refs; /* the call until done has returned, and a posted cancel */
+    _Atomic int cancel_order; /* enum cancel_order: what the posted cancel is to do */
+    _Atomic unsigned refs;    /* the call until done has returned, and a posted cancel */
     struct pool *pool;
     pool_done_fn done;
     void *arg;
     struct deadline_entry deadline;
-    struct deadline_entry alarm; /* if slow is set */
-    void (*slow)(void *arg);
+    struct deadline_entry alarm; /* the earlier of the two below, if slow is set */
+    uint64_t late_us, connect_by_us;
+    bool known_silent_at_once;
+    void (*slow)(void *arg, enum pool_delay delay);
     enum call_state state;
     unsigned retries;
     struct peer *peer;             /* while CALL_WAITING */
     struct link *link;             /* while CALL_OPEN */
     struct session_stream *stream; /* the same */
-    struct list_link in_queue;     /* while CALL_WAITING: peer's */
+    struct list_link in_queue;     /* while CALL_WAITING: the peer's; while CALL_OPEN: the link's */
     struct pool_target target;
     struct pool_tensor *tensors; /* owned */
     struct pool_choice *choices; /* owned; one for each tensor; NULL: none is encoded */
@@ -78,6 +82,16 @@ struct link {
     bool is_idle;
     bool counted; /* in pool->link_count */
     unsigned open_calls;
+    struct linked_list calls; /* the same */
+    /* Whether the peer is alive, while calls are open. */
+    uint64_t watched_since_us; /* since there are any */
+    uint64_t quiet_us;         /* it gets a PING after so long without a byte */
+    uint64_t asked_us;         /* when it got the PING that nothing has followed yet; 0: none */
+    uint64_t due_us;           /* of the next look */
+    uint64_t acknowledged;     /* conn_acknowledged() at the last look */
+    bool backlogged;           /* and whether more was waiting then */
+    bool excused;              /* this PING got more time, because this process was held up */
+    bool silent;               /* the PING has been unanswered for too long */
 };
 
 enum { POOL_MAX_ADDRESSES = 8 /* of one endpoint */ };
@@ -125,7 +139,6 @@ struct pool {
     struct linked_list idle;     /* of these; the longest idle first */
     atomic_bool stopping;        /* read by any thread */
     _Atomic unsigned open_calls; /* any thread */
-    uint64_t seed[2];
     size_t bucket_mask;
     pthread_mutex_t lock; /* guards buckets and bucket_next for threads other than the loop's,
                              which alone writes them */
@@ -136,6 +149,8 @@ struct pool {
 /* Ends a call: done runs. The tensors pass to it. */
 void pool_call_finish(struct pool_call *call, const struct reply_headers *reply,
                       DLManagedTensor **tensors, bool sent, const struct skep_error *err);
+/* Tells the caller that the call takes long, if it wants to know. */
+void pool_call_tell(struct pool_call *call, enum pool_delay delay);
 /* Looks at what has passed in the pool's heaps when the nearest of all comes. */
 void pool_arm_deadlines(struct pool *pool);
 
@@ -144,6 +159,8 @@ void pool_arm_deadlines(struct pool *pool);
 struct peer *pool_peer_get(struct pool *pool, const struct pool_target *target);
 /* Frees it if nothing needs it any more, and no function further up the stack still uses it. */
 void pool_peer_tidy(struct peer *peer);
+/* Whether a call that comes now could be sent: there is a connection, and it is not silent. */
+bool pool_peer_is_connected(const struct peer *peer);
 /* Puts a call on the peer's connection, or in its queue, connecting if there is none. The peer may
  * be gone after. */
 void pool_peer_submit(struct peer *peer, struct pool_call *call);
@@ -173,6 +190,8 @@ skep_status pool_link_open(struct peer *peer, const struct pool_target *target,
                            struct link **out, struct skep_error *err);
 /* Opens a stream for the call, which is CALL_OPEN then. Errors as session_call(). */
 skep_status pool_link_call(struct link *link, struct pool_call *call, struct skep_error *err);
+/* The peer has left a PING unanswered and has sent nothing since. */
+bool pool_link_is_silent(const struct link *link);
 void pool_link_cancel(struct link *link, struct pool_call *call, const struct skep_error *why);
 /* Not inside a session's event. */
 void pool_link_close(struct link *link, const struct skep_error *why);

@@ -14,6 +14,21 @@
 #include "base/log.h"
 #include "wire/tensor_codec.h"
 
+enum {
+    /* While calls are open, a peer of which nothing has come gets a PING after the first time, and
+     * then, as long as it answers, after twice as long up to the second one. */
+    QUIET_FIRST_MS = 200,
+    QUIET_MOST_MS = 1000,
+    /* It is silent if no byte follows within so many of its round trips, within these bounds. A
+     * round trip on an idle network says little about a busy one, or a busy machine. */
+    SILENCE_ROUND_TRIPS = 8,
+    SILENCE_LEAST_MS = 200,
+    SILENCE_MOST_MS = 1000,
+    /* After so much more, calls that wait try a connection of their own: this one may be dead while
+     * the peer lives, as behind a router that has forgotten it. */
+    SILENCE_ENDS_MS = 3000,
+};
+
 /* Idleness */
 
 static void leave_idle(struct link *link)
@@ -90,6 +105,122 @@ bool pool_make_room(struct pool *pool)
     return true;
 }
 
+/* Whether the peer is alive */
+
+bool pool_link_is_silent(const struct link *link)
+{
+    return link->silent && session_last_receive_us(link->conn.session) <= link->asked_us;
+}
+
+static void look_again(struct link *link, uint64_t at_us)
+{
+    link->due_us = at_us;
+    conn_set_due(&link->conn, at_us);
+}
+
+static uint64_t silence_us(const struct link *link)
+{
+    uint64_t us = session_rtt_us(link->conn.session) * SILENCE_ROUND_TRIPS;
+
+    if (us < SILENCE_LEAST_MS * 1000)
+        return SILENCE_LEAST_MS * 1000;
+    return us < SILENCE_MOST_MS * 1000 ? us : SILENCE_MOST_MS * 1000;
+}
+
+/* The first call of several: from now on the peer has something to say. */
+static void begin_watch(struct link *link, uint64_t now)
+{
+    link->watched_since_us = now;
+    link->quiet_us = QUIET_FIRST_MS * 1000;
+    link->asked_us = 0;
+    look_again(link, now + link->quiet_us);
+}
+
+static void tell_silent(struct link *link)
+{
+    struct list_link *next;
+
+    for (struct list_link *at = link->calls.first; at != NULL; at = next) {
+        next = at->next; /* callers act later, on the loop */
+        pool_call_tell(LIST_HOLDER(at, struct pool_call, in_queue), POOL_PEER_SILENT);
+    }
+}
+
+/* Whether what lay in front of the PING is still on its way: a slow network, not a silent peer. */
+static bool is_moving(struct link *link)
+{
+    uint64_t waiting;
+    uint64_t acknowledged = conn_acknowledged(&link->conn, &waiting);
+    bool moving = link->backlogged && acknowledged > link->acknowledged;
+
+    link->acknowledged = acknowledged;
+    link->backlogged = waiting > 0;
+    return moving;
+}
+
+static void ask_if_alive(struct link *link, uint64_t now)
+{
+    is_moving(link); /* what there is before the PING */
+    link->backlogged = link->backlogged || session_backlog(link->conn.session) > 0;
+    link->asked_us = now;
+    link->excused = false;
+    session_ping(link->conn.session, now);
+    look_again(link, now + silence_us(link));
+}
+
+static void judge_silence(struct link *link, uint64_t now)
+{
+    struct peer *peer = link->peer;
+    bool held_up = now - link->due_us > SILENCE_LEAST_MS * 1000 / 2;
+
+    if (is_moving(link) || (held_up && !link->excused)) {
+        link->excused = link->excused || held_up;
+        look_again(link, now + silence_us(link));
+    } else if (!link->silent) {
+        link->silent = true;
+        log_debug("%s: silent: a PING was unanswered for %u ms", link->name,
+                  (unsigned)((now - link->asked_us) / 1000));
+        look_again(link, now + SILENCE_ENDS_MS * 1000);
+        tell_silent(link);
+    } else if (peer != NULL) {
+        pool_link_retire(link); /* its calls go on */
+        pool_peer_pump(peer);
+    }
+}
+
+static void look_at_peer(struct link *link)
+{
+    uint64_t now = clock_mono_us();
+    uint64_t heard = session_last_receive_us(link->conn.session);
+
+    if (link->asked_us != 0 && heard > link->asked_us) {
+        link->asked_us = 0;
+        link->silent = false;
+        link->quiet_us =
+            link->quiet_us * 2 < QUIET_MOST_MS * 1000 ? link->quiet_us * 2 : QUIET_MOST_MS * 1000;
+    }
+    if (link->asked_us != 0) {
+        judge_silence(link, now);
+        return;
+    }
+    uint64_t since = heard > link->watched_since_us ? heard : link->watched_since_us;
+    if (now < since + link->quiet_us)
+        look_again(link, since + link->quiet_us);
+    else
+        ask_if_alive(link, now);
+}
+
+static void on_pong(void *arg)
+{
+    struct link *link = arg;
+
+    if (!link->silent)
+        return;
+    link->silent = false;
+    if (link->peer != NULL)
+        pool_peer_pump(link->peer);
+}
+
 /* Session events */
 
 static void on_established(void *arg, const struct session_peer *who)
@@ -135,6 +266,11 @@ static void after_call(struct link *link)
         pool_link_retire(link); /* ends it if that was the last call */
         return;
     }
+    if (link->open_calls == 0 && pool_link_is_silent(link)) { /* nobody watches it any more */
+        pool_link_retire(link);
+        pool_peer_pump(peer);
+        return;
+    }
     atomic_store_explicit(&peer->rtt_us, session_rtt_us(link->conn.session), memory_order_relaxed);
     pool_peer_pump(peer); /* the peer may be gone now */
     if (link->peer != NULL && link->open_calls == 0)
@@ -167,6 +303,7 @@ static void on_call_done(void *arg, struct session_stream *stream, void *user,
     call->link = NULL;
     call->stream = NULL;
     link->open_calls--;
+    list_remove(&link->calls, &call->in_queue);
     if (reply != NULL)
         finish_replied(call, reply, tensors, sent);
     else if (!retry(link, call, sent, err))
@@ -190,6 +327,7 @@ static const struct session_events session_events = {
     .established = on_established,
     .call_done = on_call_done,
     .goaway = on_goaway,
+    .pong = on_pong,
 };
 
 /* Calls */
@@ -215,6 +353,7 @@ static void choose_tensors(const struct link *link, struct pool_call *call,
 skep_status pool_link_call(struct link *link, struct pool_call *call, struct skep_error *err)
 {
     const DLTensor *tensors[MESSAGE_MAX_TENSORS];
+    uint64_t now = clock_mono_us();
 
     choose_tensors(link, call, tensors);
     if (call->deadline.deadline_us != CLOCK_NEVER) {
@@ -225,15 +364,19 @@ skep_status pool_link_call(struct link *link, struct pool_call *call, struct ske
     call->state = CALL_OPEN;
     call->link = link;
     link->open_calls++;
+    list_append(&link->calls, &call->in_queue);
     skep_status rc =
         session_call(link->conn.session, &call->headers, tensors, call, &call->stream, err);
     if (rc != SKEP_OK) {
         call->state = CALL_NEW;
         call->link = NULL;
         link->open_calls--;
+        list_remove(&link->calls, &call->in_queue);
         return rc;
     }
     leave_idle(link);
+    if (link->open_calls == 1)
+        begin_watch(link, now);
     conn_touch(&link->conn);
     return SKEP_OK;
 }
@@ -327,6 +470,8 @@ static void on_due(void *arg)
                   (unsigned)link->pool->config.idle_timeout_ms);
         pool_link_close(link, &why);
         pool_peer_tidy(peer);
+    } else if (link->open_calls > 0) {
+        look_at_peer(link);
     }
 }
 

@@ -4,42 +4,30 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/bytes.h"
 #include "base/error.h"
+#include "crypto/keyed_hash.h"
 
 /* The table. Only the loop's thread changes it, so that thread reads it without the lock. */
 
-static uint64_t mix(uint64_t h, const void *data, size_t len)
+static uint64_t hash_id(const uint8_t id[static PEER_ID_BYTES])
 {
-    const uint8_t *p = data;
-
-    for (size_t i = 0; i < len; i++) {
-        h = (h ^ p[i]) * UINT64_C(0x100000001b3);
-        h ^= h >> 29;
-    }
-    return h;
+    return keyed_hash(id, PEER_ID_BYTES);
 }
 
-static uint64_t hash_id(const struct pool *pool, const uint8_t id[static PEER_ID_BYTES])
-{
-    uint64_t h = pool->seed[0];
-
-    for (size_t i = 0; i < PEER_ID_BYTES; i += 8) {
-        h = (h ^ load_u64(id + i)) * UINT64_C(0x9e3779b97f4a7c15);
-        h ^= h >> 32;
-    }
-    return h;
-}
-
-static uint64_t hash_target(const struct pool *pool, const struct pool_target *target)
+/* Peers choose their ids, and the endpoints in their records. */
+static uint64_t hash_target(const struct pool_target *target)
 {
     const struct endpoint *e = &target->endpoints[0];
-
-    uint64_t h = target->has_peer_id ? hash_id(pool, target->peer_id) : pool->seed[1];
+    size_t host = strlen(e->host);
+    uint8_t key[PEER_ID_BYTES + sizeof(e->port) + sizeof(e->host)] = {0};
 
     if (target->has_peer_id && !target->exact)
-        return h;
-    return mix(mix(h, e->host, strlen(e->host)), &e->port, sizeof(e->port));
+        return hash_id(target->peer_id);
+    if (target->has_peer_id)
+        memcpy(key, target->peer_id, PEER_ID_BYTES);
+    memcpy(key + PEER_ID_BYTES, &e->port, sizeof(e->port));
+    memcpy(key + PEER_ID_BYTES + sizeof(e->port), e->host, host);
+    return keyed_hash(key, PEER_ID_BYTES + sizeof(e->port) + host);
 }
 
 static bool is_of(const struct peer *peer, const struct pool_target *target)
@@ -55,7 +43,7 @@ static bool is_of(const struct peer *peer, const struct pool_target *target)
 
 struct peer *pool_peer_get(struct pool *pool, const struct pool_target *target)
 {
-    uint64_t hash = hash_target(pool, target);
+    uint64_t hash = hash_target(target);
     struct peer **bucket = &pool->buckets[hash & pool->bucket_mask];
 
     for (struct peer *peer = *bucket; peer != NULL; peer = peer->bucket_next)
@@ -108,7 +96,7 @@ void pool_for_each_peer(struct pool *pool, void (*fn)(struct peer *peer))
 uint64_t pool_peer_rtt_us(struct pool *pool, const uint8_t peer_id[static PEER_ID_BYTES])
 {
     uint64_t rtt_us = 0;
-    uint64_t hash = hash_id(pool, peer_id);
+    uint64_t hash = hash_id(peer_id);
 
     pthread_mutex_lock(&pool->lock);
     for (struct peer *peer = pool->buckets[hash & pool->bucket_mask]; peer != NULL;
@@ -157,9 +145,16 @@ void pool_peer_fail_waiting(struct peer *peer, const struct skep_error *why)
     pool_peer_tidy(peer);
 }
 
+/* A silent peer gets no further calls: what is not sent may still go elsewhere. */
 static bool can_take(const struct peer *peer)
 {
-    return peer->link != NULL && peer->link->established && !peer->link->retired;
+    return peer->link != NULL && peer->link->established && !peer->link->retired &&
+           !pool_link_is_silent(peer->link);
+}
+
+bool pool_peer_is_connected(const struct peer *peer)
+{
+    return can_take(peer);
 }
 
 enum verdict {
@@ -221,6 +216,9 @@ void pool_peer_submit(struct peer *peer, struct pool_call *call)
     if (!can_take(peer) || peer->waiting > 0 || place(peer, call) == CALL_MUST_WAIT) {
         if (peer->waiting < POOL_MAX_WAITING) {
             enqueue(peer, call, false);
+            if (call->known_silent_at_once && peer->link != NULL && peer->link->established &&
+                pool_link_is_silent(peer->link))
+                pool_call_tell(call, POOL_NOT_CONNECTED);
         } else {
             error_set(&err, SKEP_RESOURCE_EXHAUSTED,
                       "%s: %d calls to this peer are waiting already", call->headers.method,

@@ -327,7 +327,7 @@ static void check_times(struct session *s)
         session_fail(s, SKEP_DEADLINE_EXCEEDED, "idle for %" PRIu32 " ms",
                      s->limits.idle_timeout_ms);
     } else if (now >= ping_at(s)) {
-        session_ping(s);
+        session_ping(s, now);
     }
 }
 
@@ -344,10 +344,11 @@ skep_status session_tick(struct session *s, uint64_t now_us, struct skep_error *
 
 /* ---- Orders and questions ---- */
 
-void session_ping(struct session *s)
+void session_ping(struct session *s, uint64_t now_us)
 {
     uint8_t payload[8];
 
+    session_see_time(s, now_us);
     if (s->failed || s->phase != PHASE_OPEN || s->ping_out)
         return;
     store_u64(payload, ++s->ping_number);
@@ -386,6 +387,11 @@ const struct session_peer *session_peer(const struct session *s)
 size_t session_open_streams(const struct session *s)
 {
     return s->open_streams;
+}
+
+uint64_t session_last_receive_us(const struct session *s)
+{
+    return s->last_receive_us;
 }
 
 uint64_t session_rtt_us(const struct session *s)

@@ -98,6 +98,9 @@ struct session_events {
 
     /* The peer will take no more calls on this connection (it drains). */
     void (*goaway)(void *arg, const char *reason);
+
+    /* Initiator. The PONG of the last PING has come. NULL: not needed. */
+    void (*pong)(void *arg);
 };
 
 /* @param events borrowed until session_free(). @param out owned: session_free(). */
@@ -158,14 +161,17 @@ void session_goaway(struct session *s, const char *reason);
 /* NULL until established. View of s. */
 const struct session_peer *session_peer(const struct session *s);
 size_t session_open_streams(const struct session *s);
-/* Initiator, or responder that wants to know whether the peer lives: asks for a PONG. */
-void session_ping(struct session *s);
+/* Initiator, or responder that wants to know whether the peer lives: asks for a PONG. The round
+ * trip counts from now_us. */
+void session_ping(struct session *s, uint64_t now_us);
 /*
  * Responder: the peer is to be known to live as long as this call is open. When nothing has come
  * for a third of silence_ms it gets a PING; when two thirds later there is still nothing, the
  * connection ends. Of several such calls the shortest time holds until the last of them has ended.
  */
 void session_watch(struct session *s, struct session_stream *stream, uint32_t silence_ms);
+/* When the last bytes came from the peer. */
+uint64_t session_last_receive_us(const struct session *s);
 /* The last measured round trip (handshake, then PINGs) in microseconds; 0: none yet. */
 uint64_t session_rtt_us(const struct session *s);
 /* Bytes that are queued for the peer and not handed out by session_send() yet. */

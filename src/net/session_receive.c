@@ -314,6 +314,8 @@ static skep_status receive_pong(struct session *s, const uint8_t *payload)
     if (s->ping_out && load_u64(payload) == s->ping_number) {
         s->ping_out = false;
         s->rtt_us = s->now_us > s->ping_us ? s->now_us - s->ping_us : 1;
+        if (s->events->pong != NULL)
+            s->events->pong(s->arg);
     }
     return SKEP_OK;
 }
