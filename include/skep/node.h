@@ -80,8 +80,10 @@ struct skep_node_options {
     bool detect_anomalies;     /**< refuse NaN and infinity in requests and results. Default false:
                                     requests that hold them are counted only. */
 
-    unsigned num_handlers;            /**< I/O threads; 0 (default): by the number of cores. */
-    unsigned max_connections;         /**< Default 4096. */
+    unsigned num_handlers; /**< I/O threads; 0 (default): by the number of cores. */
+    /** Open at once. Beyond, a connection that made no handshake within a second is closed for the
+     * newest, or the newest if there is none. Default 4096. */
+    unsigned max_connections;
     uint64_t max_message_bytes;       /**< of one request or reply. Default 1 GiB. */
     uint32_t drain_timeout_ms;        /**< how long a stopping node finishes work. Default 3000. */
     uint32_t stats_report_interval_s; /**< log a line of statistics this often. Default 0: never. */
@@ -130,6 +132,9 @@ struct skep_node_options {
     uint32_t lease_timeout_ms; /**< longest that a lease lasts unless renewed. Default 600000. */
     uint32_t lease_silence_ms; /**< a holder of whom nothing comes for so long, though asked, has
                                     lost the lease; at least 100. Default 15000. */
+    /** Of max_connections, as many may come from one IPv4 address or IPv6 /64; loopback is not
+     * counted. 0 (default): a quarter, at least 16. */
+    unsigned max_connections_per_address;
 };
 
 SKEP_API void skep_node_options_init(struct skep_node_options *options);

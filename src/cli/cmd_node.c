@@ -264,7 +264,14 @@ static const struct option_spec specs[] = {
      .min = 1,
      .max = 1 << 20,
      .default_text = "4096",
-     .help = "open at once; more are refused"},
+     .help = "most connections open at once; beyond, one without a handshake after 1 s is closed, "
+             "else the newest"},
+    {.name = "max-connections-per-address",
+     .kind = OPTION_INT,
+     .min = 1,
+     .max = 1 << 20,
+     .help = "the same for one IPv4 address or IPv6 /64, loopback excepted (default: a quarter of "
+             "--max-connections, at least 16)"},
     {.name = "max-message-bytes",
      .kind = OPTION_INT,
      .min = 4096,
@@ -364,6 +371,8 @@ static void fill_node_options(const struct options *o, struct texts *texts,
     out->grad_compression = compression_option(o, "grad-compression");
     out->num_handlers = (unsigned)options_int(o, "num-handlers");
     out->max_connections = (unsigned)options_int(o, "max-connections");
+    if (options_given(o, "max-connections-per-address"))
+        out->max_connections_per_address = (unsigned)options_int(o, "max-connections-per-address");
     out->max_message_bytes = (uint64_t)options_int(o, "max-message-bytes");
     out->drain_timeout_ms = (uint32_t)options_int(o, "drain-timeout");
     if (options_given(o, "max-memory"))

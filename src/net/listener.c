@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -211,6 +212,13 @@ skep_status listeners_check(const struct endpoint *listen_on, struct skep_error 
             close(fd);
     }
     return rc == SKEP_UNAVAILABLE && good > 0 ? SKEP_OK : rc;
+}
+
+bool listener_has_waiting(int fd)
+{
+    struct pollfd waiting = {.fd = fd, .events = POLLIN};
+
+    return poll(&waiting, 1, 0) == 1;
 }
 
 void listeners_close(struct listeners *l)

@@ -37,6 +37,9 @@ SKEP_MUST_CHECK skep_status listeners_open(struct listeners *out, const struct e
  */
 SKEP_MUST_CHECK skep_status listeners_check(const struct endpoint *listen, struct skep_error *err);
 /* Closes what is still open. */
+/* Whether a connection waits to be accepted. Where descriptors are used up, accept() says so
+ * whether or not one does. */
+bool listener_has_waiting(int fd);
 void listeners_close(struct listeners *l);
 
 #endif

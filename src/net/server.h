@@ -44,8 +44,8 @@ struct server_config {
      */
     unsigned max_connections;
     uint32_t handshake_grace_ms;          /* 0: the default, 1,000 */
-    unsigned max_connections_per_address; /* the same for one IPv4 address or IPv6 /64; loopback is
-                                             not counted */
+    unsigned max_connections_per_address; /* the same for one IPv4 address or IPv6 /64: a silent one
+                                             of that address makes room. Loopback is not counted. */
     const struct identity *identity;      /* borrowed until server_free() */
     const uint8_t *psk;                   /* as session_config */
     bool plaintext;

@@ -16,6 +16,7 @@ enum {
     ACCEPTS_PER_TURN = 64, /* so that a flood of connections does not hold up calls */
     ACCEPT_PAUSE_MS = 100, /* out of descriptors: accepting at once again would only spin */
     LOG_PERIOD_MS = 10000, /* of messages that strangers can provoke */
+    MOST_LOOKED_AT = 4096, /* connections without a handshake, in search of one of an address */
 };
 
 static void on_listening(uv_poll_t *handle, int status, int events);
@@ -179,25 +180,56 @@ static void refuse(struct server_io *io, int fd)
     close(fd);
 }
 
-/* Ends the oldest connection that has had its time for a handshake and not made one. False if there
- * is none. Those of other I/O threads are out of reach; the kernel spreads strangers and peers over
- * the threads alike, so what fills the server fills this one's list too. */
-static bool make_room(struct server_io *io)
+/* The oldest connection, of this address unless it is NULL, that has had its time for a handshake
+ * and not made one. NULL if there is none. Those of other I/O threads are out of reach; the kernel
+ * spreads strangers and peers over the threads alike, so what fills the server fills this one's
+ * list too. */
+static struct server_conn *oldest_silent(struct server_io *io, const struct address *of)
 {
-    struct server_conn *c = LIST_HOLDER(io->unfinished.first, struct server_conn, in_unfinished);
     uint64_t grace_us = io->server->config.handshake_grace_ms * UINT64_C(1000);
+    uint64_t now = clock_mono_us();
+    int left = MOST_LOOKED_AT;
+
+    for (struct list_link *l = io->unfinished.first; l != NULL && left-- > 0; l = l->next) {
+        struct server_conn *c = LIST_HOLDER(l, struct server_conn, in_unfinished);
+        if (now < c->accepted_us + grace_us)
+            return NULL; /* later ones have had even less */
+        if (of == NULL || address_count_same((const struct sockaddr *)&c->remote.sa,
+                                             (const struct sockaddr *)&of->sa))
+            return c;
+    }
+    return NULL;
+}
+
+/* Ends such a connection. @param limit  what is used up. */
+static bool make_room(struct server_io *io, const struct address *of, struct log_gate *gate,
+                      const char *limit)
+{
+    struct server_conn *c = oldest_silent(io, of);
     struct skep_error why;
 
-    if (c == NULL || clock_mono_us() < c->accepted_us + grace_us)
+    if (c == NULL)
         return false;
     error_set(&why, SKEP_RESOURCE_EXHAUSTED,
-              "closed to make room: max_connections are open, and this one made no handshake");
+              "closed to make room: %s, and this connection made no handshake", limit);
     server_count(&io->handshakes_failed);
     server_count(&io->handshakes_evicted);
-    log_seldom(&io->server->full_gate, &c->remote, why.message);
+    log_seldom(gate, &c->remote, why.message);
     forget_connection(c);
     conn_close(&c->conn, &why);
     return true;
+}
+
+/* Counts one more connection of the address, which may take the place of a silent one. */
+static bool admit_address(struct server_io *io, const struct address *remote)
+{
+    struct server *server = io->server;
+    const struct sockaddr *sa = (const struct sockaddr *)&remote->sa;
+
+    return address_count_add(server->addresses, sa) ||
+           (make_room(io, remote, &server->address_gate,
+                      "max_connections_per_address are open from there") &&
+            address_count_add(server->addresses, sa));
 }
 
 static void admit(struct server_io *io, int fd, const struct address *remote)
@@ -206,13 +238,13 @@ static void admit(struct server_io *io, int fd, const struct address *remote)
     struct skep_error err;
 
     if (atomic_fetch_add(&server->connections, 1) >= server->config.max_connections &&
-        !make_room(io)) {
+        !make_room(io, NULL, &server->full_gate, "max_connections are open")) {
         atomic_fetch_sub(&server->connections, 1);
         log_seldom(&server->full_gate, remote, "refused: max_connections are open");
         refuse(io, fd);
         return;
     }
-    if (!address_count_add(server->addresses, (const struct sockaddr *)&remote->sa)) {
+    if (!admit_address(io, remote)) {
         atomic_fetch_sub(&server->connections, 1);
         log_seldom(&server->address_gate, remote,
                    "refused: max_connections_per_address are open from there");
@@ -268,6 +300,11 @@ static bool is_passing_error(int error_number)
            error_number == ENOPROTOOPT || error_number == ENONET || error_number == EOPNOTSUPP;
 }
 
+static bool is_out_of_descriptors(int error_number)
+{
+    return error_number == EMFILE || error_number == ENFILE;
+}
+
 static void on_listening(uv_poll_t *handle, int status, int events)
 {
     struct server_io *io = handle->data;
@@ -286,8 +323,15 @@ static void on_listening(uv_poll_t *handle, int status, int events)
             admit(io, fd_move_high(fd), &remote);
         } else if (errno == EAGAIN) {
             return;
-        } else if (!is_passing_error(errno)) {
-            pause_accepting(io, errno);
+        } else {
+            int error_number = errno;
+            if (is_out_of_descriptors(error_number) && !listener_has_waiting(acceptor->fd))
+                return;
+            if (is_passing_error(error_number) ||
+                (is_out_of_descriptors(error_number) &&
+                 make_room(io, NULL, &io->server->descriptor_gate, "file descriptors are used up")))
+                continue;
+            pause_accepting(io, error_number);
             return;
         }
     }

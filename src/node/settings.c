@@ -73,6 +73,7 @@ static skep_status check_numbers(const struct skep_node_options *o, struct skep_
         {"lease_silence_ms", o->lease_silence_ms, LEASE_MIN_MS, UINT32_MAX},
         {"num_handlers", o->num_handlers, 0, HANDLERS_MAX},
         {"max_connections", o->max_connections, 1, CONNECTIONS_MAX},
+        {"max_connections_per_address", o->max_connections_per_address, 0, CONNECTIONS_MAX},
         {"max_message_bytes",
          o->max_message_bytes > INT64_MAX ? INT64_MAX : (int64_t)o->max_message_bytes,
          MESSAGE_BYTES_MIN, INT64_MAX - 1},

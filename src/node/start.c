@@ -174,17 +174,23 @@ static skep_status open_service(struct skep_node *node, struct skep_error *err)
     return rc;
 }
 
+static unsigned connections_per_address(const struct skep_node_options *o)
+{
+    unsigned quarter = o->max_connections / 4;
+
+    if (o->max_connections_per_address > 0)
+        return o->max_connections_per_address;
+    return quarter > CONNECTIONS_PER_ADDRESS_MIN ? quarter : CONNECTIONS_PER_ADDRESS_MIN;
+}
+
 static skep_status open_server(struct skep_node *node, struct skep_error *err)
 {
     const struct settings *s = &node->settings;
-    unsigned max_connections = s->options.max_connections;
     struct server_config config = {
         .listen = s->listen,
         .io_threads = io_threads(s->options.num_handlers),
-        .max_connections = max_connections,
-        .max_connections_per_address = max_connections / 4 > CONNECTIONS_PER_ADDRESS_MIN
-                                           ? max_connections / 4
-                                           : CONNECTIONS_PER_ADDRESS_MIN,
+        .max_connections = s->options.max_connections,
+        .max_connections_per_address = connections_per_address(&s->options),
         .identity = &s->identity,
         .psk = s->has_swarm_key ? s->swarm_key.psk : NULL,
         .plaintext = s->options.insecure_plaintext,

@@ -2,6 +2,7 @@
 #include "net_fixture.h"
 
 #include <netinet/in.h>
+#include <stdlib.h>
 #include <sys/resource.h>
 
 /* ---- Those who connect to the server (B10, B55) ---- */
@@ -246,6 +247,103 @@ static void address_over_its_share_is_refused(void **state)
     assert_int_equal(c.connections_refused, 1);
     close(fds[0]);
     close(fds[1]);
+    fixture_end(&f);
+}
+
+/* Half-open connections of one address do not keep out who shares that address. */
+static void silent_strangers_of_an_address_make_room_for_its_peers(void **state)
+{
+    (void)state;
+    enum { SHARE = 3 };
+    struct fixture f;
+    struct endpoint outer;
+    struct server_counters c;
+    int fds[SHARE];
+
+    if (!outer_address(&outer)) {
+        print_message("no address other than loopback here\n");
+        skip();
+    }
+    fixture_init(&f);
+    snprintf(f.config.listen.host, sizeof(f.config.listen.host), "0.0.0.0");
+    f.config.io_threads = 1;
+    f.config.max_connections_per_address = SHARE;
+    f.config.handshake_grace_ms = 1;
+    f.config.limits.handshake_timeout_ms = 10 * PATIENCE_MS;
+    fixture_start(&f);
+    snprintf(f.endpoint.host, sizeof(f.endpoint.host), "127.0.0.1");
+    int local = raw_connect(&f); /* older, silent too, and of another address */
+    snprintf(f.endpoint.host, sizeof(f.endpoint.host), "%s", outer.host);
+    for (int i = 0; i < SHARE; i++)
+        fds[i] = raw_connect(&f);
+    wait_accepted(&f, SHARE + 1, &c);
+    call_until_served(&f);
+    assert_int_equal(raw_read_to_end(fds[0]), 0); /* the oldest of this address went */
+    assert_true(is_open(fds[1]));
+    assert_true(is_open(local));
+    server_counters(f.server, &c);
+    assert_int_equal(c.handshakes_evicted, 1);
+    for (int i = 0; i < SHARE; i++)
+        close(fds[i]);
+    close(local);
+    fixture_end(&f);
+}
+
+static int highest_descriptor(void)
+{
+    int highest = 0;
+    DIR *dir = opendir("/proc/self/fd");
+
+    assert_non_null(dir);
+    for (struct dirent *e; (e = readdir(dir)) != NULL;)
+        if (atoi(e->d_name) > highest)
+            highest = atoi(e->d_name);
+    closedir(dir);
+    return highest;
+}
+
+/* Where descriptors are used up by those that say nothing, others are accepted all the same. */
+static void silent_strangers_make_room_at_the_descriptor_limit(void **state)
+{
+    (void)state;
+    enum { SILENT = 4, MOST_HOLES = 8192 };
+    static int holes[MOST_HOLES];
+    size_t hole_count = 0;
+    struct fixture f;
+    struct server_counters c;
+    struct rlimit before, tight;
+    int fds[SILENT];
+
+    fixture_init(&f);
+    f.config.io_threads = 1;
+    f.config.handshake_grace_ms = 1;
+    f.config.limits.handshake_timeout_ms = 10 * PATIENCE_MS;
+    fixture_start(&f);
+    for (int i = 0; i < SILENT; i++)
+        fds[i] = raw_connect(&f);
+    wait_accepted(&f, SILENT, &c);
+    int waiting = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct address a;
+    assert_true(endpoint_to_address(&f.endpoint, &a));
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    tight = before;
+    tight.rlim_cur = (rlim_t)highest_descriptor() + 1;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &tight), 0);
+    while (hole_count < MOST_HOLES && (holes[hole_count] = dup(waiting)) >= 0)
+        hole_count++;
+    assert_true(hole_count < MOST_HOLES);
+    int rc = connect(waiting, (struct sockaddr *)&a.sa, a.len);
+    wait_accepted(&f, SILENT + 1, &c);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_int_equal(rc, 0);
+    assert_int_equal(c.handshakes_evicted, 1);
+    assert_int_equal(raw_read_to_end(fds[0]), 0); /* the oldest went, and no other */
+    assert_true(is_open(fds[1]));
+    for (size_t i = 0; i < hole_count; i++)
+        close(holes[i]);
+    close(waiting);
+    for (int i = 0; i < SILENT; i++)
+        close(fds[i]);
     fixture_end(&f);
 }
 
@@ -853,6 +951,8 @@ int main(void)
         cmocka_unit_test(connections_over_the_limit_are_closed_and_counted),
         cmocka_unit_test(silent_strangers_make_room_for_peers),
         cmocka_unit_test(address_over_its_share_is_refused),
+        cmocka_unit_test(silent_strangers_of_an_address_make_room_for_its_peers),
+        cmocka_unit_test(silent_strangers_make_room_at_the_descriptor_limit),
         cmocka_unit_test(running_out_of_descriptors_pauses_accepting),
         cmocka_unit_test(many_connections_at_once_are_all_served),
         cmocka_unit_test(client_that_reads_nothing_is_closed_after_the_stall),
