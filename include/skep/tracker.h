@@ -54,7 +54,8 @@ struct skep_tracker_options {
     uint32_t timeout_ms; /**< for the rest of a message that has begun, and for answers that nobody
                               reads; then the connection is closed. An idle one is not. 0: never.
                               Default 10000. */
-    unsigned max_connections; /**< beyond, the newest is refused. Default 65536. */
+    unsigned max_connections; /**< beyond, one that sent no magic number
+                                 within a second is closed, else the newest. Default 65536. */
     const char *stop_key;     /**< what STOP must present. NULL (default): "tracker:<random>". */
 };
 

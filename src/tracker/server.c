@@ -18,6 +18,7 @@
 enum {
     DEFAULT_MAX_CONNECTIONS = 65536,
     DEFAULT_MAX_UNSENT_BYTES = 256 * 1024,
+    GREETING_GRACE_MS = 1000,
     DRAIN_MS = 1000,
     STOP_KEY_RANDOM_BYTES = 16,
 };
@@ -263,6 +264,8 @@ static void apply(struct tracker_server *server, const struct tracker_server_con
     server->silent = config->silent;
     server->report_interval_s = config->report_interval_s;
     server->timeout_ms = config->timeout_ms;
+    server->greeting_grace_ms =
+        config->greeting_grace_ms > 0 ? config->greeting_grace_ms : GREETING_GRACE_MS;
     server->max_connections =
         config->max_connections > 0 ? config->max_connections : DEFAULT_MAX_CONNECTIONS;
     server->max_unsent_bytes =

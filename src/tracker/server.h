@@ -42,10 +42,13 @@ struct tracker_server_config {
     bool reuse_addr;            /* also a port on which connections of an earlier process linger */
     bool silent;                /* log warnings only */
     uint32_t report_interval_s; /* between two lines of the log about what it does; 0: none */
-    uint32_t timeout_ms;      /* of a message under way and of answers that are not read; 0: none */
-    unsigned max_connections; /* 0: 65,536 */
-    size_t max_unsent_bytes;  /* of one connection; beyond, it is read no further. 0: 256 KiB */
-    const char *stop_key;     /* borrowed for the call; NULL: "tracker:<random>" */
+    uint32_t timeout_ms; /* of a message under way and of answers that are not read; 0: none */
+    /* Beyond: the oldest that has not sent the magic number within greeting_grace_ms makes room;
+     * else the newest is refused. 0: 65,536. */
+    unsigned max_connections;
+    uint32_t greeting_grace_ms; /* 0: the default, 1,000 */
+    size_t max_unsent_bytes;    /* of one connection; beyond, it is read no further. 0: 256 KiB */
+    const char *stop_key;       /* borrowed for the call; NULL: "tracker:<random>" */
     struct scheduler_limits limits;
     struct tracker_server_events events;
     void *arg;

@@ -83,7 +83,8 @@ static void take_connection(struct tracker_server *server, int fd, const struct 
     char why[96];
 
     endpoint_from_address(&remote, sa);
-    if (server->counters.connections_open >= server->max_connections) {
+    if (server->counters.connections_open >= server->max_connections &&
+        !tracker_make_room(server, "all connections are taken")) {
         snprintf(why, sizeof(why), "refused: all %u connections are taken",
                  server->max_connections);
         refuse(server, &remote, why);
@@ -123,6 +124,12 @@ static void pause_accepting(struct tracker_server *server, int error_number)
     uv_timer_start(&server->accept_pause, accept_again, ACCEPT_PAUSE_MS, 0);
 }
 
+static bool is_shortage(int error_number)
+{
+    return error_number == EMFILE || error_number == ENFILE || error_number == ENOBUFS ||
+           error_number == ENOMEM;
+}
+
 void tracker_accept(uv_poll_t *handle, int status, int events)
 {
     struct tracker_server *server = handle->data;
@@ -133,16 +140,25 @@ void tracker_accept(uv_poll_t *handle, int status, int events)
     if (status < 0 || uv_fileno((uv_handle_t *)handle, &listener) != 0)
         return;
     for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
+        int error_number;
         struct sockaddr_storage sa;
         socklen_t len = sizeof(sa);
         int fd = accept4(listener, (struct sockaddr *)&sa, &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd >= 0) {
             take_connection(server, fd, (const struct sockaddr *)&sa);
-        } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-            pause_accepting(server, errno);
-            return;
-        } else if (errno != EINTR && errno != ECONNABORTED) {
+            continue;
+        }
+        error_number = errno;
+        if (is_shortage(error_number)) {
+            bool descriptors = error_number == EMFILE || error_number == ENFILE;
+            if (descriptors && !listener_has_waiting(listener))
+                return;
+            if (descriptors && tracker_make_room(server, "file descriptors are used up"))
+                continue;
+            pause_accepting(server, error_number);
             return;
         }
+        if (error_number != EINTR && error_number != ECONNABORTED)
+            return;
     }
 }

@@ -1,6 +1,7 @@
 /* Connections of the tracker: reading, sending, time limits, their end. */
 #include <errno.h>
 #include <linux/sockios.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -40,11 +41,23 @@ static void untouch(struct tracker_conn *conn)
 static void enter_list(struct tracker_server *server, struct tracker_conn *conn)
 {
     list_append(&server->conns, &conn->in_conns);
+    conn->silent = true;
+    conn->accepted_us = clock_mono_us();
+    list_append(&server->silent_conns, &conn->in_silent);
     server->counters.connections_open++;
+}
+
+static void leave_silent(struct tracker_conn *conn)
+{
+    if (!conn->silent)
+        return;
+    conn->silent = false;
+    list_remove(&conn->server->silent_conns, &conn->in_silent);
 }
 
 static void leave_list(struct tracker_server *server, struct tracker_conn *conn)
 {
+    leave_silent(conn);
     list_remove(&server->conns, &conn->in_conns);
     server->counters.connections_open--;
 }
@@ -226,6 +239,22 @@ void tracker_conn_close(struct tracker_conn *conn)
     conn->fd = -1;
 }
 
+bool tracker_make_room(struct tracker_server *server, const char *why)
+{
+    struct tracker_conn *conn =
+        LIST_HOLDER(server->silent_conns.first, struct tracker_conn, in_silent);
+    char what[128];
+
+    if (conn == NULL ||
+        clock_mono_us() < conn->accepted_us + server->greeting_grace_ms * UINT64_C(1000))
+        return false;
+    snprintf(what, sizeof(what), "closed to make room: %s, and it sent no magic number", why);
+    server->counters.timeouts++;
+    tracker_log_seldom(&server->refused_gate, conn, what);
+    tracker_conn_close(conn);
+    return true;
+}
+
 /* ---- reading ---- */
 
 static size_t unsent(const struct tracker_conn *conn)
@@ -252,6 +281,7 @@ static void handle_input(struct tracker_conn *conn)
             return;
         case TRACKER_INPUT_GREETING:
             conn->message_due_us = CLOCK_NEVER; /* what follows has a time of its own */
+            leave_silent(conn);
             if (!tracker_write_magic(&conn->out))
                 tracker_conn_fail(conn, "out of memory");
             break;

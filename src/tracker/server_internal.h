@@ -47,8 +47,11 @@ struct tracker_conn {
     struct tracker_server *server;
     uv_poll_t poll;
     int fd;
-    int watching;              /* events of the poll handle */
-    struct list_link in_conns; /* of the server, in order of coming */
+    int watching;               /* events of the poll handle */
+    struct list_link in_conns;  /* of the server, in order of coming */
+    struct list_link in_silent; /* the same, if silent */
+    bool silent;                /* has not sent the magic number */
+    uint64_t accepted_us;
     struct list_link in_dirty; /* if dirty */
     bool dirty;                /* to be looked at before the loop sleeps */
     bool failed;               /* to be closed then */
@@ -87,6 +90,7 @@ struct tracker_server {
     bool silent;
     uint32_t report_interval_s;
     uint32_t timeout_ms;
+    uint32_t greeting_grace_ms;
     unsigned max_connections;
     size_t max_unsent_bytes;
     char *stop_key; /* owned */
@@ -103,7 +107,8 @@ struct tracker_server {
     uint64_t armed_us;
     struct deadline_heap deadlines;
     struct linked_list conns, dirty;
-    struct hash_table addresses; /* of connections */
+    struct linked_list silent_conns; /* of conns: those that have not sent the magic number */
+    struct hash_table addresses;     /* of connections */
     uint8_t address_secret[HASH_SECRET_BYTES];
     uint8_t *receive_buffer; /* owned */
     size_t info_bytes;
@@ -145,6 +150,9 @@ void tracker_conn_touch(struct tracker_conn *conn);
 /* Logs why, unless it is NULL, and has it closed before the loop sleeps. */
 void tracker_conn_fail(struct tracker_conn *conn, const char *why);
 void tracker_conn_close(struct tracker_conn *conn);
+/* Closes the oldest connection that has had its time for the magic number and not sent it. False if
+ * there is none. @param why  what is used up. */
+bool tracker_make_room(struct tracker_server *server, const char *why);
 /* Sends, closes and watches what has been touched. */
 void tracker_flush(struct tracker_server *server);
 void tracker_arm_timer(struct tracker_server *server);

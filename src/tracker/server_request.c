@@ -119,10 +119,11 @@ static struct tracker_text served_key(struct tracker_text info_key)
     return (struct tracker_text){.data = info_key.data + cut, .len = info_key.len - cut};
 }
 
-static skep_status keep_info(struct tracker_conn *conn, struct bytes *text, struct skep_error *err)
+/* All that can fail of keeping an info. @param out  owned: the connection's, by keep_info(). */
+static skep_status prepare_info(const struct tracker_conn *conn, const struct bytes *text,
+                                char **out, struct skep_error *err)
 {
-    struct tracker_server *server = conn->server;
-    size_t others = server->info_bytes - conn->info_len;
+    size_t others = conn->server->info_bytes - conn->info_len;
     size_t neighbours = conn->address->info_bytes - conn->info_len;
 
     if (text->len > TRACKER_MAX_INFO_BYTES)
@@ -135,16 +136,21 @@ static skep_status keep_info(struct tracker_conn *conn, struct bytes *text, stru
         return error_set(err, SKEP_RESOURCE_EXHAUSTED,
                          "info of all servers at one address: over %d bytes",
                          TRACKER_MAX_ADDRESS_INFO_BYTES);
-    char *copy = mem_alloc(text->len); /* without the buffer's spare room */
-    if (copy == NULL)
+    *out = mem_alloc(text->len); /* without the buffer's spare room */
+    if (*out == NULL)
         return error_no_memory(err, "info of a server", text->len);
-    memcpy(copy, text->data, text->len);
-    mem_free(conn->info);
-    conn->info = copy;
-    conn->info_len = text->len;
-    server->info_bytes = others + text->len;
-    conn->address->info_bytes = neighbours + text->len;
+    memcpy(*out, text->data, text->len);
     return SKEP_OK;
+}
+
+/* @param info  taken. */
+static void keep_info(struct tracker_conn *conn, char *info, size_t len)
+{
+    conn->server->info_bytes += len - conn->info_len;
+    conn->address->info_bytes += len - conn->info_len;
+    mem_free(conn->info);
+    conn->info = info;
+    conn->info_len = len;
 }
 
 static void register_server(struct tracker_conn *conn, const struct tracker_request *r)
@@ -165,16 +171,22 @@ static skep_status update_info(struct tracker_conn *conn, const struct tracker_r
 {
     struct bytes text = {0};
     json_t *merged = merge(conn, r);
+    char *info = NULL;
     skep_status rc = SKEP_OK;
 
     if (merged == NULL || !tracker_append_info(&text, merged))
         rc = error_no_memory(err, "info of a server", TRACKER_MAX_INFO_BYTES);
+    if (rc == SKEP_OK)
+        rc = prepare_info(conn, &text, &info, err);
+    /* The last that can fail: a refused update changes nothing. */
     if (rc == SKEP_OK && r->key.data != NULL)
         rc = scheduler_register(conn->server->scheduler, &conn->owner, served_key(r->key), err);
-    if (rc == SKEP_OK)
-        rc = keep_info(conn, &text, err);
-    if (rc == SKEP_OK)
+    if (rc == SKEP_OK) {
+        keep_info(conn, info, text.len);
+        info = NULL;
         register_server(conn, r);
+    }
+    mem_free(info);
     json_decref(merged);
     bytes_free(&text);
     return rc;

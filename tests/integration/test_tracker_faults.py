@@ -298,12 +298,34 @@ def case_out_of_descriptors():
             return "skipped: at most %d open files here" % hard
         first = Raw(port)
         many = [socket.create_connection(("127.0.0.1", port)) for _ in range(limit + 100)]
+        for connection in many:  # silent ones would make room
+            connection.sendall(MAGIC)
         process.wait_log("cannot accept")
         assert first.ask([PING]) == SUCCESS
         for connection in many:
             connection.close()
         until(lambda: try_ping(port), 20, "there is room again")
         first.close()
+        assert process.stop() == 0
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return None
+
+
+def case_silent_ones_make_room_at_the_descriptor_limit():
+    with Swarm() as swarm:
+        limit = 1024 + 64
+        process = swarm.start("tracker", "tracker", "--host", "127.0.0.1", "--port", "0", "--no-dht",
+                              "--timeout", "0",
+                              inside=("prlimit", "--nofile=%d:%d" % (limit, limit)))
+        port = process.facts["port"]
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        if hard < limit + 400:
+            return "skipped: at most %d open files here" % hard
+        many = [socket.create_connection(("127.0.0.1", port)) for _ in range(limit + 100)]
+        until(lambda: try_ping(port), 20, "somebody is served beside those who say nothing")
+        for connection in many:
+            connection.close()
         assert process.stop() == 0
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return None

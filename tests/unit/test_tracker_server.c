@@ -21,6 +21,7 @@
 #include "base/error.h"
 #include "base/thread.h"
 #include "tracker/client.h"
+#include "tracker/key_stats.h"
 #include "tracker/server.h"
 
 enum { WAIT_MS = 60000, MAX_EVENTS = 256 };
@@ -454,6 +455,85 @@ static void the_newest_connection_is_refused_the_others_go_on(void **state)
     close(first);
     close(second);
     close(third);
+    end(w);
+}
+
+struct server_counts {
+    uint64_t k, others;
+};
+
+static bool count_servers(void *arg, const struct skep_tracker_key_stats *stats)
+{
+    struct server_counts *counts = arg;
+
+    *(strcmp(stats->key, "k") == 0 ? &counts->k : &counts->others) += stats->servers;
+    return true;
+}
+
+/* A refused UPDATE_INFO changes nothing: the key that it names has no server. */
+static void an_info_that_is_too_long_registers_nothing(void **state)
+{
+    (void)state;
+    struct watched *w = start(NULL);
+    int server = join(w), client = join(w);
+    char info[12288];
+    size_t start_of_x;
+
+    ask(server, "[5, {\"key\": \"server:k\", \"addr\": [null, 1]}]", "0");
+    for (int part = 0; part < 2; part++) { /* both together are over 16 KiB */
+        start_of_x = (size_t)snprintf(
+            info, sizeof(info), "[5, {\"key\": \"server:%s\", \"addr\": [null, 1], \"%c\": \"",
+            part == 0 ? "k" : "other", 'x' + part);
+        memset(info + start_of_x, 'x', 10000);
+        snprintf(info + start_of_x + 10000, 16, "\"}]");
+        ask(server, info, part == 0 ? "0" : "-1");
+    }
+    ask(server, "[3, \"k\", [1, \"m1\"], null]", "0"); /* keys are listed once they were used */
+    say(client, "[4, \"other\", \"\", 1]");
+    await(w, "waiting other");
+    struct server_counts counts = {0};
+    struct key_stats *keys;
+    assert_int_equal(key_stats_take(w->server, &keys, NULL), SKEP_OK);
+    key_stats_walk(keys, count_servers, &counts);
+    key_stats_free(keys);
+    assert_int_equal(counts.k, 1);
+    assert_int_equal(counts.others, 0);
+    close(client);
+    close(server);
+    end(w);
+}
+
+static void few_and_no_grace(struct tracker_server_config *config)
+{
+    config->max_connections = 2;
+    config->greeting_grace_ms = 1;
+    config->timeout_ms = 10 * WAIT_MS;
+}
+
+static void who_sends_no_magic_makes_room(void **state)
+{
+    (void)state;
+    struct watched *w = start(few_and_no_grace);
+    int first = join(w), silent = dial(tracker_server_port(w->server)), later = -1;
+    struct pollfd gone = {.fd = silent, .events = POLLIN};
+
+    /* The first tries may come within the silent one's time. */
+    while (poll(&gone, 1, 1) == 0) {
+        if (later >= 0)
+            close(later);
+        later = dial(tracker_server_port(w->server));
+    }
+    assert_closed(silent);
+    close(later);
+    struct tracker_server_counters counters;
+    do
+        tracker_server_counters(w->server, &counters);
+    while (counters.connections_open > 1);
+    int last = join(w);
+    ask(first, "[1]", "0");
+    ask(last, "[1]", "0");
+    close(first);
+    close(last);
     end(w);
 }
 
@@ -1003,6 +1083,8 @@ int main(void)
         cmocka_unit_test(what_was_read_is_gone),
         cmocka_unit_test(a_resource_is_taken_and_returned),
         cmocka_unit_test(the_newest_connection_is_refused_the_others_go_on),
+        cmocka_unit_test(who_sends_no_magic_makes_room),
+        cmocka_unit_test(an_info_that_is_too_long_registers_nothing),
         cmocka_unit_test(beginnings_time_out_idleness_does_not),
         cmocka_unit_test(who_reads_nothing_is_closed),
         cmocka_unit_test(who_reads_late_gets_everything),
