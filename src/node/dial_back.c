@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/mp.h"
+#include "base/thread.h"
 #include "net/pool.h"
 #include "node/answer.h"
 #include "node/udp_probe.h"
@@ -38,8 +39,11 @@ struct attempt {
 
 struct dial_back {
     struct dial_back_config config;
-    pthread_mutex_t lock; /* guards the making of `pool`, and the next three */
-    struct pool *pool;    /* owned; NULL until needed */
+    pthread_mutex_t lock;   /* guards the making of `pool`, and the next six */
+    pthread_cond_t started; /* no call is being started any more */
+    unsigned starting;      /* calls that are using `pool` and `probes` to begin */
+    bool closed;            /* nothing begins any more */
+    struct pool *pool;      /* owned; NULL until needed */
     struct attempt *attempts;
     int under_way;
     struct udp_probes probes;
@@ -55,16 +59,33 @@ skep_status dial_back_new(const struct dial_back_config *config, struct dial_bac
         return error_no_memory(err, "dial_back", sizeof(*dial_back));
     dial_back->config = *config;
     pthread_mutex_init(&dial_back->lock, NULL);
+    cond_init(&dial_back->started);
     udp_probes_init(&dial_back->probes);
     return SKEP_OK;
+}
+
+void dial_back_close(struct dial_back *dial_back)
+{
+    if (dial_back == NULL)
+        return;
+    pthread_mutex_lock(&dial_back->lock);
+    bool closed = dial_back->closed;
+    dial_back->closed = true;
+    while (dial_back->starting > 0) /* they block on nothing */
+        pthread_cond_wait(&dial_back->started, &dial_back->lock);
+    pthread_mutex_unlock(&dial_back->lock);
+    if (closed)
+        return;
+    pool_free(dial_back->pool);
+    udp_probes_fini(&dial_back->probes);
 }
 
 void dial_back_free(struct dial_back *dial_back)
 {
     if (dial_back == NULL)
         return;
-    pool_free(dial_back->pool);
-    udp_probes_fini(&dial_back->probes);
+    dial_back_close(dial_back);
+    pthread_cond_destroy(&dial_back->started);
     pthread_mutex_destroy(&dial_back->lock);
     mem_free(dial_back);
 }
@@ -264,17 +285,29 @@ static skep_status start(struct attempt *attempt, struct skep_error *err)
     return SKEP_OK;
 }
 
-void dial_back_start(struct dial_back *dial_back, struct server_call *call)
+/* False if it is closed; else end_start() follows. */
+static bool begin_start(struct dial_back *dial_back)
 {
-    struct attempt *attempt = NULL;
-    struct skep_error err;
+    pthread_mutex_lock(&dial_back->lock);
+    bool open = !dial_back->closed;
+    dial_back->starting += open;
+    pthread_mutex_unlock(&dial_back->lock);
+    return open;
+}
 
-    if (dial_back == NULL) {
-        error_set(&err, SKEP_UNIMPLEMENTED, "dial_back: not offered by this node");
-        answer_refuse(call, &err);
-        return;
-    }
-    attempt = mem_calloc(1, sizeof(*attempt));
+static void end_start(struct dial_back *dial_back)
+{
+    pthread_mutex_lock(&dial_back->lock);
+    if (--dial_back->starting == 0)
+        pthread_cond_broadcast(&dial_back->started);
+    pthread_mutex_unlock(&dial_back->lock);
+}
+
+static void start_call(struct dial_back *dial_back, struct server_call *call)
+{
+    struct skep_error err;
+    struct attempt *attempt = mem_calloc(1, sizeof(*attempt));
+
     if (attempt == NULL) {
         error_no_memory(&err, "dial_back", sizeof(*attempt));
         answer_refuse(call, &err);
@@ -286,4 +319,22 @@ void dial_back_start(struct dial_back *dial_back, struct server_call *call)
         answer_refuse(call, &err);
         mem_free(attempt);
     }
+}
+
+void dial_back_start(struct dial_back *dial_back, struct server_call *call)
+{
+    struct skep_error err;
+
+    if (dial_back == NULL) {
+        error_set(&err, SKEP_UNIMPLEMENTED, "dial_back: not offered by this node");
+        answer_refuse(call, &err);
+        return;
+    }
+    if (!begin_start(dial_back)) {
+        error_set(&err, SKEP_UNAVAILABLE, "dial_back: the node stops");
+        answer_refuse(call, &err);
+        return;
+    }
+    start_call(dial_back, call);
+    end_start(dial_back);
 }

@@ -28,7 +28,10 @@ SKEP_MUST_CHECK skep_status dial_back_new(const struct dial_back_config *config,
                                           struct dial_back **out, struct skep_error *err);
 /* Answers the call, now or later. NULL: SKEP_UNIMPLEMENTED. */
 void dial_back_start(struct dial_back *dial_back, struct server_call *call);
-/* Answers what is under way (SKEP_CANCELLED); before server_free(). NULL is allowed. */
+/* Answers what is under way (SKEP_CANCELLED), refuses what still comes; before server_stop(), so
+ * that no answer is missing when the server is freed. NULL is allowed. */
+void dial_back_close(struct dial_back *dial_back);
+/* After server_stop(): until then a peer may complete a call of this method. NULL is allowed. */
 void dial_back_free(struct dial_back *dial_back);
 
 #endif

@@ -55,6 +55,13 @@ static struct reach *take_reach(struct skep_node *node)
     return reach;
 }
 
+static void free_dial_back(struct skep_node *node)
+{
+    dial_back_free(node->dial_back);
+    node->dial_back = NULL;
+    node->service.dial_back = NULL;
+}
+
 static void stop_serving(struct skep_node *node, struct server *server, uint64_t deadline)
 {
     bool ended = true;
@@ -63,11 +70,12 @@ static void stop_serving(struct skep_node *node, struct server *server, uint64_t
         log_warn("node: stopping with calls under way, which are refused");
     if (node->runtime != NULL)
         ended = runtime_stop(node->runtime, later(deadline, clock_deadline_us(LAST_BATCH_MS)));
-    dial_back_free(node->dial_back);
-    node->dial_back = NULL;
+    dial_back_close(node->dial_back);
     node->is_stuck = !ended;
-    if (server == NULL)
+    if (server == NULL) {
+        free_dial_back(node);
         return;
+    }
     server_wait_idle(server, clock_deadline_us(FLUSH_MS));
     pthread_mutex_lock(&node->parts);
     node_collect_parts(node, &node->last);
@@ -76,6 +84,7 @@ static void stop_serving(struct skep_node *node, struct server *server, uint64_t
     node->server = NULL;
     pthread_mutex_unlock(&node->parts);
     server_stop(server);
+    free_dial_back(node); /* no I/O thread runs a handler any more */
     if (ended)
         server_free(server);
 }

@@ -3,12 +3,16 @@
 #include "node_caller.h"
 
 #include <dirent.h>
+#include <poll.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <skep/log.h>
 #include "base/alloc.h"
 #include "dht/swarm.h"
+#include "net/session.h"
+#include "wire/frame.h"
 
 /* --- lifecycle ----------------------------------------------------------------------------- */
 
@@ -391,6 +395,144 @@ static void patterns_take_what_is_free(void **state)
     skep_node_free(first);
 }
 
+/* --- a peer that completes its calls while the node goes ---------------------------------------
+ */
+
+enum { HALVES = 200, HALVES_PAUSE_MS = 2 };
+
+/* A connection by hand, in plaintext, so that the last frame of a call can be held back. */
+struct half_caller {
+    struct identity identity;
+    struct session_config config;
+    struct session *session;
+    bool leaving; /* the node has said GOAWAY */
+    int fd;
+    uint8_t bytes[70000];
+};
+
+static void on_half_established(void *arg, const struct session_peer *peer)
+{
+    (void)arg;
+    (void)peer;
+}
+
+static void on_half_done(void *arg, struct session_stream *stream, void *user,
+                         const struct reply_headers *reply, DLManagedTensor **tensors, bool sent,
+                         const struct skep_error *err)
+{
+    (void)arg, (void)stream, (void)user, (void)reply, (void)tensors, (void)sent, (void)err;
+}
+
+static void on_half_goaway(void *arg, const char *reason)
+{
+    (void)reason;
+    ((struct half_caller *)arg)->leaving = true;
+}
+
+static const struct session_events half_events = {
+    .established = on_half_established, .call_done = on_half_done, .goaway = on_half_goaway};
+
+/* Sends what the session has, but for the last `keep` bytes. */
+static bool send_half(struct half_caller *h, size_t keep)
+{
+    size_t len = session_send(h->session, h->bytes, sizeof(h->bytes), clock_mono_us());
+
+    assert_true(len == 0 || len > keep);
+    return len == 0 || send(h->fd, h->bytes, len - keep, MSG_NOSIGNAL) == (ssize_t)(len - keep);
+}
+
+/* Takes what comes within the time. False once the node has closed. */
+static bool receive_half(struct half_caller *h, int timeout_ms)
+{
+    struct pollfd readable = {.fd = h->fd, .events = POLLIN};
+    struct skep_error err;
+    uint8_t *data;
+    size_t cap;
+
+    if (poll(&readable, 1, timeout_ms) == 0)
+        return true;
+    session_receive_buffer(h->session, &data, &cap);
+    ssize_t n = recv(h->fd, data, cap, 0);
+    return n > 0 && session_received(h->session, (size_t)n, clock_mono_us(), &err) == SKEP_OK;
+}
+
+static void half_connect(struct half_caller *h, struct skep_node *node)
+{
+    struct endpoint endpoint;
+    struct address address;
+
+    memset(h, 0, sizeof(*h));
+    assert_int_equal(identity_generate(&h->identity, NULL), SKEP_OK);
+    h->config = (struct session_config){.initiator = true,
+                                        .identity = &h->identity,
+                                        .plaintext = true,
+                                        .swarm = own_swarm(),
+                                        .limits = &session_default_limits};
+    assert_int_equal(session_new(&h->config, &half_events, h, clock_mono_us(), &h->session, NULL),
+                     SKEP_OK);
+    assert_int_equal(endpoint_parse(&endpoint, skep_node_endpoint(node), false, NULL), SKEP_OK);
+    assert_true(endpoint_to_address(&endpoint, &address));
+    h->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(connect(h->fd, (struct sockaddr *)&address.sa, address.len), 0);
+    while (session_peer(h->session) == NULL) {
+        assert_true(send_half(h, 0));
+        assert_true(receive_half(h, TIMEOUT_MS));
+    }
+    assert_true(send_half(h, 0));
+}
+
+static void begin_halves(struct half_caller *h)
+{
+    static uint8_t port_9[] = {0x81, 0xa4, 'p', 'o', 'r', 't', 9};
+    struct call_headers headers = {.method = "dial_back"};
+    struct session_stream *stream;
+
+    headers.params = (struct bytes){.data = port_9, .len = sizeof(port_9)};
+    for (int i = 0; i < HALVES; i++) {
+        assert_int_equal(session_call(h->session, &headers, NULL, NULL, &stream, NULL), SKEP_OK);
+        assert_true(send_half(h, FRAME_HEADER_BYTES));
+    }
+}
+
+static void stop_it(void *arg)
+{
+    skep_node_free(arg);
+}
+
+/* Calls that are half there when the node stops are completed in each moment of its stopping. */
+static void a_peer_may_complete_its_calls_while_the_node_stops(void **state)
+{
+    (void)state;
+    struct skep_node_options options;
+    struct half_caller *h = mem_calloc(1, sizeof(*h));
+    struct thread stopper;
+    uint8_t end[FRAME_HEADER_BYTES];
+
+    node_options(&options);
+    options.insecure_plaintext = true;
+    options.drain_timeout_ms = 1;
+    options.num_handlers = 1;
+    struct skep_node *node = new_node(&options, "t.1", "nop");
+    start_node(node);
+    half_connect(h, node);
+    begin_halves(h);
+    assert_int_equal(thread_start(&stopper, "stopper", stop_it, node, NULL), SKEP_OK);
+    while (!h->leaving)
+        assert_true(receive_half(h, TIMEOUT_MS));
+    bool open = true;
+    for (uint32_t i = 0; i < HALVES && open; i++) { /* the initiator's streams: 1, 2, ... */
+        frame_header_encode(end, 0, FRAME_END, i + 1);
+        open = send(h->fd, end, sizeof(end), MSG_NOSIGNAL) == sizeof(end) &&
+               receive_half(h, HALVES_PAUSE_MS);
+    }
+    while (open)
+        open = receive_half(h, TIMEOUT_MS);
+    thread_join(&stopper); /* it has freed all that the calls were given to */
+    session_free(h->session, NULL);
+    close(h->fd);
+    mem_free(h);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -400,6 +542,7 @@ int main(void)
         cmocka_unit_test(experts_are_checked_when_added),
         cmocka_unit_test(experts_beyond_memory_are_refused_at_start),
         cmocka_unit_test(stop_ends_every_call_under_way),
+        cmocka_unit_test(a_peer_may_complete_its_calls_while_the_node_stops),
         cmocka_unit_test(several_threads_may_stop_one_node),
         cmocka_unit_test(every_failed_allocation_ends_in_an_error),
         cmocka_unit_test(published_endpoint_is_the_bound_one),
