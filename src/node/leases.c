@@ -23,7 +23,8 @@ struct leases {
     struct leases_config config;
     atomic_bool maybe_held; /* a hint for leases_priority(), so that it locks only when needed */
 
-    pthread_mutex_t lock; /* guards all below. A leaf: nothing but the log is called under it. */
+    pthread_mutex_t lock; /* guards all below. A leaf: under it, only the log and the call's
+                           * own facts (its peer id) are asked. */
     bool closed;
     bool on_offer;
     uint8_t key_hash[HASH_BYTES]; /* of the match key on offer */
@@ -341,6 +342,10 @@ static void go_on(struct leases *l, struct server_call *call, const struct lease
     skep_status rc = SKEP_OK;
     uint64_t ms = 0;
 
+    /* Before another thread may answer it, and not under the lock. If the hold is refused, the
+     * watch ends with its call. */
+    if (params->hold)
+        server_call_watch(call, l->config.silence_ms);
     pthread_mutex_lock(&l->lock);
     if (!l->is_held || sodium_memcmp(params->id, l->id, sizeof(l->id)) != 0 ||
         memcmp(l->holder, server_call_peer_id(call), PEER_ID_BYTES) != 0) {
@@ -350,7 +355,6 @@ static void go_on(struct leases *l, struct server_call *call, const struct lease
     } else if (params->hold && l->hold != NULL) {
         rc = error_set(&err, SKEP_FAILED_PRECONDITION, "lease: is held open already");
     } else if (params->hold) {
-        server_call_watch(call, l->config.silence_ms); /* before another thread may answer it */
         l->hold = call;
     } else if (params->end) {
         f = end_lease(l, "ended", &l->stats.ended);
