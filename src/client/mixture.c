@@ -137,12 +137,25 @@ static size_t places_of(const struct skep_moe_options *o)
     return o->k_min > 0 ? o->k_best + spares : o->k_best;
 }
 
+/* Pairs of a sample and a place, their rows and their calls are numbered in 32 bits. */
+static skep_status check_pairs(const struct skep_moe_pass *p, struct skep_error *err)
+{
+    size_t pairs;
+
+    if (size_mul(p->samples, p->k, &pairs) && pairs < FANOUT_NO_CALL)
+        return SKEP_OK;
+    return error_set(err, SKEP_INVALID_ARGUMENT,
+                     "x: %zu samples of %zu experts each, expected fewer than %" PRIu32
+                     " pairs of both; split the batch",
+                     p->samples, p->k, (uint32_t)FANOUT_NO_CALL);
+}
+
 static bool allocate(struct skep_moe_pass *p)
 {
     size_t pairs;
 
     if (!size_mul(p->samples, p->k, &pairs))
-        return false;
+        return false; /* not so: check_pairs() */
     p->pairs = mem_calloc(pairs + 1, sizeof(*p->pairs));
     p->pair_calls = mem_calloc(pairs + 1, sizeof(*p->pair_calls));
     p->answers = mem_calloc(p->samples + 1, sizeof(*p->answers));
@@ -200,7 +213,8 @@ skep_status pass_new(const struct mixture *m, const DLTensor *x, const DLTensor 
     p->started_us = clock_mono_us();
     p->deadline_us = deadline_of(m, m->options.forward_timeout_ms);
     take_shapes(p, x);
-    if (!allocate(p))
+    rc = check_pairs(p, err);
+    if (rc == SKEP_OK && !allocate(p))
         rc = error_no_memory(err, "pass", p->samples * p->k * sizeof(*p->pairs));
     if (rc == SKEP_OK)
         rc = take_scores(p, x, scores, jitter, err);

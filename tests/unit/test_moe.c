@@ -167,6 +167,28 @@ static void gradients_equal_numerical_ones(void **state)
     skep_moe_free(moe);
 }
 
+/* Pairs of a sample and an expert are numbered in 32 bits; samples without columns cost nothing. */
+static void a_batch_of_too_many_pairs_is_refused(void **state)
+{
+    (void)state;
+    struct skep_moe_options o = options();
+    o.k_best = 1024;
+    o.beam_width = 0;
+    struct skep_moe *moe = layer(&o);
+    struct batch b = batch_new(1, 64);
+    int64_t shape[2] = {(INT64_C(1) << 22) + 1, 0};
+    DLTensor x = b.x->dl_tensor;
+    struct skep_moe_pass *pass;
+    DLManagedTensor *y;
+    struct skep_error err;
+
+    x.shape = shape;
+    assert_int_equal(skep_moe_forward(moe, &x, b.scores, &pass, &y, &err), SKEP_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "pairs"));
+    batch_free(&b);
+    skep_moe_free(moe);
+}
+
 static void a_projection_has_gradients_of_its_own(void **state)
 {
     (void)state;
@@ -732,6 +754,7 @@ int main(void)
         TEST(outputs_equal_a_local_computation),
         TEST(samples_of_one_expert_travel_in_one_call),
         TEST(gradients_equal_numerical_ones),
+        TEST(a_batch_of_too_many_pairs_is_refused),
         TEST(a_projection_has_gradients_of_its_own),
         TEST(experts_that_fail_in_forward_are_absent),
         TEST(experts_that_fail_in_backward_are_constants),
