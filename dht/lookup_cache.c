@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/bytes.h"
 #include "base/error.h"
+#include "crypto/keyed_hash.h"
 
 enum { MAX_BUCKETS = 1 << 16 };
 
@@ -26,8 +26,8 @@ skep_status lookup_cache_init(struct lookup_cache *cache, size_t cap, struct ske
 
 static struct cache_entry **bucket_of(const struct lookup_cache *cache, const uint8_t *key)
 {
-    /* Keys are hashes already: any bytes of them are as good as a hash. */
-    return &cache->buckets[load_u32(key) & (cache->bucket_count - 1)];
+    /* Keys are hashes, but of texts that peers choose. */
+    return &cache->buckets[keyed_hash(key, RECORD_KEY_BYTES) & (cache->bucket_count - 1)];
 }
 
 static void unlink_age(struct lookup_cache *cache, struct cache_entry *e)
@@ -67,6 +67,36 @@ void lookup_cache_fini(struct lookup_cache *cache)
     memset(cache, 0, sizeof(*cache));
 }
 
+/* If nobody is left, the next lookup asks anew. */
+static void empty(const struct lookup_cache *cache, struct cache_entry *e, uint64_t now_us)
+{
+    const struct placing placing = {cache->memory, 0, now_us};
+
+    provider_set_keep_answered(&e->found, &placing);
+    e->whole_until_us = 0;
+}
+
+/* Takes out who has been forgotten since the entry was last used. Where notes of that time have
+ * made room, nobody who has not answered is trusted. */
+static void hold_against_forgotten(const struct lookup_cache *cache, struct cache_entry *e)
+{
+    uint64_t now_us = 0;
+    bool gone = e->looked_at < cache->forgets_lost;
+
+    if (e->looked_at == cache->forgets)
+        return;
+    for (size_t i = 0; i < LOOKUP_CACHE_FORGOTTEN; i++) {
+        const struct forgotten_peer *peer = &cache->forgotten[i];
+        if (peer->number <= e->looked_at)
+            continue;
+        now_us = peer->now_us > now_us ? peer->now_us : now_us;
+        gone = gone || provider_set_seq(&e->found, peer->id) != 0;
+    }
+    e->looked_at = cache->forgets;
+    if (gone)
+        empty(cache, e, now_us);
+}
+
 struct cache_entry *lookup_cache_find(const struct lookup_cache *cache,
                                       const uint8_t key[static RECORD_KEY_BYTES])
 {
@@ -74,6 +104,8 @@ struct cache_entry *lookup_cache_find(const struct lookup_cache *cache,
 
     while (e != NULL && memcmp(e->key, key, RECORD_KEY_BYTES) != 0)
         e = e->chain;
+    if (e != NULL)
+        hold_against_forgotten(cache, e);
     return e;
 }
 
@@ -93,6 +125,7 @@ struct cache_entry *lookup_cache_touch(struct lookup_cache *cache,
     if (e == NULL)
         return NULL;
     memcpy(e->key, key, RECORD_KEY_BYTES);
+    e->looked_at = cache->forgets;
     struct cache_entry **bucket = bucket_of(cache, key);
     e->chain = *bucket;
     *bucket = e;
@@ -104,10 +137,21 @@ struct cache_entry *lookup_cache_touch(struct lookup_cache *cache,
 void lookup_cache_forget(struct lookup_cache *cache, const uint8_t peer_id[static PEER_ID_BYTES],
                          const struct placing *placing)
 {
-    for (struct cache_entry *e = cache->oldest; e != NULL; e = e->newer)
-        if (provider_set_seq(&e->found, peer_id) != 0) {
-            /* If nobody is left, the next lookup asks anew. */
-            provider_set_keep_answered(&e->found, placing);
-            e->whole_until_us = 0;
+    struct forgotten_peer *slot = &cache->forgotten[0];
+
+    for (size_t i = 0; i < LOOKUP_CACHE_FORGOTTEN; i++) {
+        struct forgotten_peer *peer = &cache->forgotten[i];
+        if (peer->number != 0 && memcmp(peer->id, peer_id, PEER_ID_BYTES) == 0) {
+            slot = peer; /* its later note says all that the earlier one does */
+            break;
         }
+        if (peer->number < slot->number)
+            slot = peer;
+    }
+    if (slot->number != 0 && memcmp(slot->id, peer_id, PEER_ID_BYTES) != 0)
+        cache->forgets_lost = slot->number;
+    memcpy(slot->id, peer_id, PEER_ID_BYTES);
+    slot->number = ++cache->forgets;
+    slot->now_us = placing->now_us;
+    cache->memory = placing->memory;
 }

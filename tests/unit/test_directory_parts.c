@@ -212,6 +212,52 @@ static void forgetting_a_peer_empties_its_entries_only(void **state)
     lookup_cache_fini(&cache);
 }
 
+static void forget(struct lookup_cache *cache, unsigned peer)
+{
+    const uint8_t id[PEER_ID_BYTES] = {(uint8_t)peer, 0, (uint8_t)(peer >> 8)};
+
+    lookup_cache_forget(cache, id, &(struct placing){NULL, 0, 0});
+}
+
+static void a_record_that_comes_after_its_peer_was_forgotten_stays(void **state)
+{
+    (void)state;
+    struct lookup_cache cache;
+    uint8_t a[RECORD_KEY_BYTES] = {1};
+
+    assert_int_equal(lookup_cache_init(&cache, 10, NULL), SKEP_OK);
+    merge(&lookup_cache_touch(&cache, a)->found, 1, 50, 2000, false);
+    forget(&cache, 1);
+    merge(&lookup_cache_touch(&cache, a)->found, 1, 60, 2000, false);
+    assert_int_equal(lookup_cache_find(&cache, a)->found.live, 1);
+    forget(&cache, 2);
+    assert_int_equal(lookup_cache_find(&cache, a)->found.live, 1);
+    forget(&cache, 1); /* and again */
+    assert_int_equal(lookup_cache_find(&cache, a)->found.live, 0);
+    lookup_cache_fini(&cache);
+}
+
+/* More than there are notes for, between two uses of an entry. */
+static void a_peer_is_forgotten_however_many_are_after_it(void **state)
+{
+    (void)state;
+    struct lookup_cache cache;
+    uint8_t a[RECORD_KEY_BYTES] = {1}, b[RECORD_KEY_BYTES] = {2};
+
+    assert_int_equal(lookup_cache_init(&cache, 10, NULL), SKEP_OK);
+    merge(&lookup_cache_touch(&cache, a)->found, 1, 50, 2000, false);
+    forget(&cache, 1);
+    for (unsigned i = 0; i < 2 * LOOKUP_CACHE_FORGOTTEN; i++)
+        forget(&cache, 256 + i);
+    merge(&lookup_cache_touch(&cache, b)->found, 1, 50, 2000, false);
+    assert_int_equal(lookup_cache_find(&cache, a)->found.live, 0);
+    assert_int_equal(lookup_cache_find(&cache, b)->found.live, 1);
+    for (unsigned i = 0; i < 2 * LOOKUP_CACHE_FORGOTTEN; i++)
+        forget(&cache, 300); /* the same one takes up one note */
+    assert_int_equal(lookup_cache_find(&cache, b)->found.live, 1);
+    lookup_cache_fini(&cache);
+}
+
 /* ---- saved peers ---- */
 
 static void write_text(const char *path, const char *text, size_t len)
@@ -514,6 +560,8 @@ int main(void)
         cmocka_unit_test(a_failed_allocation_leaves_a_set_as_it_was),
         cmocka_unit_test(the_cache_is_bounded_and_drops_the_oldest),
         cmocka_unit_test(forgetting_a_peer_empties_its_entries_only),
+        cmocka_unit_test(a_record_that_comes_after_its_peer_was_forgotten_stays),
+        cmocka_unit_test(a_peer_is_forgotten_however_many_are_after_it),
         cmocka_unit_test(saved_peers_round_trip_and_garbage_is_left_out),
         cmocka_unit_test(line_cut_at_the_size_limit_is_no_peer),
         cmocka_unit_test(every_damage_is_told),
