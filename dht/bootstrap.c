@@ -761,6 +761,21 @@ skep_status bootstrap_log_joined(struct bootstrap *b, const char *line, struct s
     return SKEP_OK;
 }
 
+/* Of whom nothing was found out: what they are called, which never changes. */
+static void list_tried(const struct bootstrap *b, char *out, size_t cap)
+{
+    size_t used = 0;
+
+    out[0] = '\0';
+    for (size_t i = 0; i < b->peer_count && used < cap; i++) {
+        if (b->peers[i].saved)
+            continue;
+        int len =
+            snprintf(out + used, cap - used, "%s%s", used == 0 ? "tried " : ", ", b->peers[i].text);
+        used += len > 0 ? (size_t)len : 0;
+    }
+}
+
 bool bootstrap_explain(struct bootstrap *b, uint64_t deadline_us, char *out, size_t cap)
 {
     pthread_mutex_lock(&b->lock);
@@ -773,8 +788,10 @@ bool bootstrap_explain(struct bootstrap *b, uint64_t deadline_us, char *out, siz
             break;
     bool joined = !b->expects_peers || b->good > 0;
     bool is_done = (int)(b->explain_done - mine) >= 0;
-    snprintf(out, cap, "%s", is_done && !joined ? b->explanation : "");
+    snprintf(out, cap, "%s", is_done ? b->explanation : "");
     pthread_mutex_unlock(&b->lock);
+    if (!joined && !is_done)
+        list_tried(b, out, cap);
     return joined;
 }
 

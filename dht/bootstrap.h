@@ -61,7 +61,8 @@ SKEP_MUST_CHECK skep_status bootstrap_log_joined(struct bootstrap *bootstrap, co
  * Finds out why no configured peer answers: about each what join_check_say() says, or why its name
  * or tracker gives no address. Waits for that, until the deadline or until a peer answers after
  * all.
- * @param out  a part of a sentence, cut where it has no room; "" if nothing was found out in time.
+ * @param out  a part of a sentence, cut where it has no room; just the peers' names if there was
+ *             no time.
  * @return as bootstrap_wait_joined().
  */
 bool bootstrap_explain(struct bootstrap *bootstrap, uint64_t deadline_us, char *out, size_t cap);

@@ -60,6 +60,13 @@ static bool is_no_way(int error_number)
            error_number == EPERM || error_number == EINVAL || error_number == EADDRNOTAVAIL;
 }
 
+static void begin_tcp(struct join_check *c, size_t which)
+{
+    c->tcp[which].fd = open_socket(c, SOCK_STREAM, 0);
+    c->tcp[which].is_begun = true;
+    c->tcp[which].is_over = c->tcp[which].fd < 0;
+}
+
 void join_check_begin(struct join_check *c, const struct address *address,
                       const struct join_networks *networks)
 {
@@ -76,10 +83,9 @@ void join_check_begin(struct join_check *c, const struct address *address,
         c->far[i] = open_socket(
             c, SOCK_DGRAM,
             (uint16_t)(FIRST_FAR_PORT + randombytes_uniform(UINT16_MAX - FIRST_FAR_PORT)));
-    for (size_t i = 0; i < JOIN_CHECK_TCP; i++) {
-        c->tcp[i].fd = open_socket(c, SOCK_STREAM, 0);
-        c->tcp[i].is_over = c->tcp[i].fd < 0;
-    }
+    for (size_t i = 0; i < JOIN_CHECK_TCP; i++)
+        c->tcp[i].fd = -1;
+    begin_tcp(c, AS_PEER);
     for (size_t i = 0; i < networks->count; i++)
         c->ids[i] = randombytes_random();
 }
@@ -173,7 +179,7 @@ static void look_at_tcp(struct join_check *c, size_t which)
     uint8_t question[PREAMBLE_BYTES];
     size_t wanted = which == AS_PEER ? REFUSAL_HEAD_BYTES : sizeof(uint32_t);
 
-    if (tcp->is_over || (!tcp->asked && poll(&writable, 1, 0) != 1))
+    if (!tcp->is_begun || tcp->is_over || (!tcp->asked && poll(&writable, 1, 0) != 1))
         return;
     if (!tcp->asked) {
         size_t len = write_question(which, question);
@@ -219,6 +225,13 @@ bool join_check_look(struct join_check *c)
     look_at_udp(c);
     for (size_t i = 0; i < JOIN_CHECK_TCP; i++)
         look_at_tcp(c, i);
+    /* Who speaks our protocol is spared the tracker's: it would be a stranger in its log. */
+    if (c->tcp[AS_PEER].is_over && !c->tcp[AS_TRACKERS_CLIENT].is_begun) {
+        if (c->tcp[AS_PEER].asked && !is_skep(c))
+            begin_tcp(c, AS_TRACKERS_CLIENT);
+        else
+            c->tcp[AS_TRACKERS_CLIENT].is_begun = c->tcp[AS_TRACKERS_CLIENT].is_over = true;
+    }
     return c->answered >= 0 || clock_mono_us() >= c->due_us ||
            ((c->is_refused || c->no_way != 0) && c->tcp[AS_PEER].is_over &&
             c->tcp[AS_TRACKERS_CLIENT].is_over);

@@ -17,7 +17,7 @@ enum {
     JOIN_CHECK_MS = 600,     /* round trips of up to half of it are noticed */
     JOIN_CHECK_NETWORKS = 4, /* our own first */
     JOIN_CHECK_TEXT_BYTES = 320,
-    JOIN_CHECK_TCP = 2, /* connections: one asks as a peer, one as a tracker's client */
+    JOIN_CHECK_TCP = 2, /* connections: one asks as a peer, then one as a tracker's client */
     JOIN_CHECK_FAR = 2, /* ports that surely nobody has */
 };
 
@@ -44,7 +44,7 @@ enum join_finding {
 
 struct join_tcp {
     int fd; /* -1: closed */
-    bool asked, is_over;
+    bool is_begun, asked, is_over;
     uint8_t answer[16];
     size_t len;
 };

@@ -62,7 +62,7 @@ bool swarm_wait_joined(struct swarm *swarm, uint64_t deadline_us);
  * Finds out why no initial peer answers, in SWARM_EXPLAIN_MS if nothing is to be looked up. Waits
  * until that is known, the deadline, or a peer answers after all.
  * @param out  a part of a sentence: each initial peer and what is wrong with it, cut where it has
- * no room; "" if nothing was found out in time.
+ *             no room; just their names if there was no time.
  * @return as swarm_wait_joined().
  */
 bool swarm_explain(struct swarm *swarm, uint64_t deadline_us, char *out, size_t cap);

@@ -89,7 +89,7 @@ SKEP_API void skep_client_free(struct skep_client *client);
  * Waits until a DHT peer has answered.
  * @return SKEP_DEADLINE_EXCEEDED, naming the swarm, if none did in time: joining goes on. The
  *         message says of each initial peer what was found there: another network, a closed port, a
- *         port for calls. That takes the last 0.7 s of the time, or up to as much beyond it;
+ *         port for calls. That takes the last 0.7 s of the time, and up to a second beyond it;
  *         SKEP_FAILED_PRECONDITION if the client was started without the DHT.
  */
 SKEP_API SKEP_MUST_CHECK skep_status skep_client_wait_joined(struct skep_client *client,

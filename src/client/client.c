@@ -23,6 +23,8 @@ enum {
     HANDSHAKE_TIMEOUT_MS = 3000,
     CONNECTION_IDLE_MS = 60000,
     LEAVE_TIMEOUT_MS = 3000,
+    EXPLAIN_MORE_MS =
+        1000, /* beyond the time in which joining failed, to say why on a busy machine */
     /* A node alone behind a wildcard learns its address from its first peer, and publishes then. If
      * that peer is this client, what it looks for comes to be found a moment later. */
     NEW_HERE_MS = 5000,  /* since this client was made */
@@ -220,7 +222,8 @@ skep_status skep_client_wait_joined(struct skep_client *client, uint32_t timeout
     char why[SKEP_ERROR_MESSAGE_BYTES];
 
     if (swarm_wait_joined(client->swarm, clock_deadline_us(timeout_ms - last_ms)) ||
-        swarm_explain(client->swarm, clock_deadline_us(SWARM_EXPLAIN_MS), why, sizeof(why)))
+        swarm_explain(client->swarm, clock_deadline_us(last_ms + EXPLAIN_MORE_MS), why,
+                      sizeof(why)))
         return SKEP_OK;
     return error_set(err, SKEP_DEADLINE_EXCEEDED, "swarm %s: no DHT peer answered within %u ms%s%s",
                      client->swarm_name, timeout_ms, why[0] != '\0' ? ": " : "", why);
