@@ -9,6 +9,7 @@
 
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/cpu_count.h"
 #include "base/error.h"
 #include "base/thread.h"
 
@@ -275,13 +276,6 @@ static void run_thread(void *arg)
     current = NULL;
 }
 
-static bool more_than_one_cpu(void)
-{
-    cpu_set_t cpus;
-
-    return sched_getaffinity(0, sizeof(cpus), &cpus) == 0 && CPU_COUNT(&cpus) > 1;
-}
-
 static skep_status init_handles(struct loop *loop, struct skep_error *err)
 {
     int rc = uv_async_init(&loop->uv, &loop->wake, on_wake);
@@ -315,7 +309,7 @@ skep_status loop_new(const char *thread_name, struct loop **out, struct skep_err
     pthread_mutex_init(&loop->lock, NULL);
     pthread_mutex_init(&loop->turn, NULL);
     loop->end = &loop->first;
-    loop->may_spin = more_than_one_cpu();
+    loop->may_spin = cpu_count() > 1;
     rc = init_handles(loop, err);
     if (rc != SKEP_OK)
         goto fail_loop;
