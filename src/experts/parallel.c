@@ -185,6 +185,13 @@ static void form_team(unsigned size)
     team.size = made;
 }
 
+/* While a team of three or more changes its size, threads that end and those that follow them count
+ * at the same time. */
+static unsigned spare_threads(unsigned threads)
+{
+    return threads > 2 ? threads - 1 : 0;
+}
+
 skep_status parallel_team_make(unsigned threads, struct skep_error *err)
 {
     skep_status rc = SKEP_OK;
@@ -193,7 +200,7 @@ skep_status parallel_team_make(unsigned threads, struct skep_error *err)
         threads = PARALLEL_MAX_PARTS;
     team.wanted = threads > 1 ? threads : 1;
     if (threads > 1)
-        rc = probe_threads(threads - 1, err);
+        rc = probe_threads(threads - 1 + spare_threads(threads), err);
     if (rc != SKEP_OK && err != NULL)
         error_prefix(err, "%u threads to compute with", threads);
     form_team(rc == SKEP_OK ? team.wanted : 1);
@@ -207,7 +214,7 @@ static unsigned threads_left(void)
 {
     unsigned left = 1;
 
-    while (left < team.size && exists(team.ids[left]))
+    while (left < team.wanted && exists(team.ids[left]))
         left++;
     return left;
 }
@@ -227,16 +234,19 @@ unsigned parallel_team_check(void)
         return team.size;
     team.checked_us = now;
     unsigned left = threads_left();
-    if (left == team.wanted)
+    if (left == team.wanted && !is_short)
         return team.size;
-    if (probe_threads(team.wanted - left, &err) == SKEP_OK) {
+    if (left == team.wanted ||
+        probe_threads(spare_threads(team.wanted) + team.wanted - left, &err) == SKEP_OK) {
         form_team(team.wanted);
-    } else {
-        if (log_gate_open(&gate, WARN_PERIOD_MS, &suppressed))
-            log_warn("compute: %u of %u threads, goes on with these: %s", left, team.wanted,
-                     err.message);
-        form_team(left);
+        return team.size;
     }
+    if (log_gate_open(&gate, WARN_PERIOD_MS, &suppressed))
+        log_warn("compute: %u of %u threads are left, goes on with these: %s", left, team.wanted,
+                 err.message);
+    /* One that was let go just now may still be seen. So alone at first: that starts no loop, and
+     * the next look sees who has stayed. */
+    form_team(is_short ? left : 1);
     return team.size;
 }
 
