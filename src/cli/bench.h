@@ -10,6 +10,7 @@ struct option_table;
     X(bench_codecs, "codecs", "tensor compression: speed of each scheme, both ways")               \
     X(bench_dht, "dht", "lookups in a network of DHT peers, also with some of them killed")        \
     X(bench_experts, "experts", "forward, backward and optimizer against the bare oneDNN calls")   \
+    X(bench_fairness, "fairness", "small calls while others stream large ones to another expert")  \
     X(bench_moe, "moe", "beam search over a grid of experts, and mixtures of experts")             \
     X(bench_rpc, "rpc", "calls over the wire: latency, rate and throughput; start-up and memory")  \
     X(bench_throughput, "throughput", "a node under the load of many clients")                     \
