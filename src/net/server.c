@@ -96,6 +96,9 @@ skep_status server_new(const struct server_config *config, struct server **out,
         rc = error_no_memory(err, "I/O threads", config->io_threads * sizeof(*server->io));
         goto fail;
     }
+    rc = offload_new(&server->offload, err);
+    if (rc != SKEP_OK)
+        goto fail;
     for (unsigned i = 0; i < config->io_threads; i++) {
         server->io_count = i + 1;
         rc = start_io(server, i, err);
@@ -218,6 +221,12 @@ void server_stop(struct server *server)
         if (server->io[i].loop != NULL)
             loop_call(server->io[i].loop, stop_on_loop, &server->io[i]);
     listeners_close(&server->listeners);
+    if (server->offload == NULL)
+        return;
+    offload_drain(server->offload);
+    for (unsigned i = 0; i < server->io_count; i++) /* what they have handed back is done with */
+        if (server->io[i].loop != NULL)
+            loop_call(server->io[i].loop, do_nothing, NULL);
 }
 
 void server_free(struct server *server)
@@ -225,6 +234,7 @@ void server_free(struct server *server)
     if (server == NULL)
         return;
     server_stop(server);
+    offload_free(server->offload);
     for (unsigned i = 0; i < server->io_count; i++) {
         loop_free(server->io[i].loop);
         server_calls_free(&server->io[i]);

@@ -2,7 +2,9 @@
  * The serving side of the transport: listeners, one per I/O thread (SO_REUSEPORT), and the calls
  * that come in over them.
  *
- * Threads: server_new() starts `io_threads` loops. Handlers run on them and must not block; but
+ * Threads: server_new() starts `io_threads` loops, and two threads for what would hold a loop for
+ * longer than a millisecond: large tensors are decoded, prepared and encoded there (offload.h).
+ * Handlers but `prepare` run on the loops and must not block; but
  * `finished` may also run inside server_call_reply(), on the thread that replies. So it must take
  * no lock that is held while replying. A call's functions may be used from any thread.
  */
@@ -24,8 +26,15 @@ struct server_handlers {
      * *user is kept with the call. */
     skep_status (*started)(void *arg, struct server_call *call, const struct call_headers *headers,
                            void **user, struct skep_error *err);
-    /* The whole request is here, decoded. Tensors are the call's (server_call_tensors()). Answer
-     * with server_call_reply() exactly once, now or later, on any thread. */
+    /*
+     * The whole request is here, decoded; `complete` follows. For what takes time over its tensors,
+     * without an answer: for large requests it runs on a thread other than the loop's. `finished`
+     * never runs beside it. NULL: nothing to do.
+     */
+    void (*prepare)(void *arg, struct server_call *call);
+    /* The whole request is here, decoded and prepared. Tensors are the call's
+     * (server_call_tensors()). Answer with server_call_reply() exactly once, now or later, on any
+     * thread. */
     void (*complete)(void *arg, struct server_call *call);
     /* The last event of every call whose `started` returned SKEP_OK: answered, refused or its
      * caller gone. `user` may be freed if `complete` never came or server_call_reply() was called

@@ -25,10 +25,15 @@ enum {
     MAX_FREE_CALLS = 256, /* kept for reuse by an I/O thread; about 8 KB each */
     /* A larger reply is worth waking the loop for: the replying thread has other work. */
     MAX_DIRECT_BYTES = 64 * 1024,
+    /* What the loop does itself: decoding and looking at numbers take some 0.1 ms at most. Encoding
+     * so much takes a slow scheme 0.6 ms. */
+    MAX_LOOP_PREPARE_BYTES = 256 * 1024,
+    MAX_LOOP_ENCODE_BYTES = 64 * 1024,
 };
 
 struct server_call {
     struct loop_job job;
+    struct offload_job work;
     struct server_io *io;
     struct server_call *next_free;
 
@@ -37,6 +42,7 @@ struct server_call {
     struct session_stream *stream; /* NULL: the session's side has ended */
     bool complete;
     bool replied;
+    bool preparing; /* its tensors are another thread's: the end of the session's side waits */
 
     atomic_bool gone;
 
@@ -54,6 +60,7 @@ struct server_call {
     bool has_error;
     struct skep_error reply_error;
     struct bytes result;
+    struct tensor_descriptor *reply_descriptors; /* owned; NULL: not encoded yet */
     size_t reply_tensor_count;
     DLManagedTensor *reply_tensors[MESSAGE_MAX_TENSORS];
 
@@ -86,6 +93,8 @@ static void release_call(struct server_call *call)
     free_tensors(call->tensors, call->tensor_count);
     call_headers_free(&call->headers);
     bytes_free(&call->result);
+    mem_free(call->reply_descriptors);
+    call->reply_descriptors = NULL;
     if (io->free_call_count >= MAX_FREE_CALLS) {
         mem_free(call);
         return;
@@ -118,6 +127,8 @@ static struct server_call *new_call(struct server_conn *c, struct session_stream
     call->stream = stream;
     call->complete = false;
     call->replied = false;
+    call->preparing = false;
+    call->reply_descriptors = NULL;
     atomic_init(&call->gone, false);
     call->user = NULL;
     call->deadline_us =
@@ -161,40 +172,106 @@ static skep_status on_started(void *arg, struct session_stream *stream,
     return SKEP_OK;
 }
 
-static void on_complete(void *arg, struct session_stream *stream,
-                        const struct call_headers *headers, DLManagedTensor **tensors, void *user)
-{
-    struct server_conn *c = arg;
-    struct server_call *call = user;
-    struct skep_error err = {0};
-    size_t count = headers->tensor_count;
-    skep_status rc = tensors_decode(headers->tensors, tensors, &count, &err);
-
-    (void)stream;
-    call->tensor_count = count;
-    for (size_t i = 0; i < count; i++)
-        call->tensors[i] = tensors[i];
-    call->complete = true;
-    atomic_fetch_add(&c->io->owed, 1);
-    if (rc != SKEP_OK)
-        server_call_reply(call, &err, NULL, 0, NULL, 0);
-    else
-        c->io->server->config.handlers.complete(c->io->server->config.arg, call);
-}
-
-static void end_session_side(struct server_call *call)
+/* The rest of the session's side's end: nothing of the call is another thread's but its reply. */
+static void finish_session_side(struct server_call *call)
 {
     struct server *server = call->io->server;
     bool is_last = !call->complete || call->replied;
 
-    call->stream = NULL;
-    call->conn = NULL;
     /* May reply, now that nobody waits for the work; the reply releases the call then. */
     server->config.handlers.finished(server->config.arg, call, call->user);
     if (is_last)
         release_call(call);
     if (atomic_fetch_sub(&server->open_calls, 1) == 1)
         server_check_idle(server);
+}
+
+static void end_session_side(struct server_call *call)
+{
+    call->stream = NULL;
+    call->conn = NULL;
+    if (!call->preparing)
+        finish_session_side(call);
+}
+
+/* Hands a request over that is decoded, or could not be. */
+static void complete(struct server_call *call, skep_status status)
+{
+    const struct server_handlers *handlers = &call->io->server->config.handlers;
+    struct skep_error err;
+
+    call->complete = true;
+    atomic_fetch_add(&call->io->owed, 1);
+    if (status == SKEP_OK) {
+        handlers->complete(call->io->server->config.arg, call);
+        return;
+    }
+    err = call->reply_error;
+    server_call_reply(call, &err, NULL, 0, NULL, 0);
+}
+
+/* What may take time. Thread: the loop's, or one that the loop waits for (`preparing`). */
+static skep_status prepare(struct server_call *call)
+{
+    const struct server_config *config = &call->io->server->config;
+    skep_status rc = tensors_decode(call->headers.tensors, call->tensors, &call->tensor_count,
+                                    &call->reply_error);
+
+    if (rc == SKEP_OK && config->handlers.prepare != NULL)
+        config->handlers.prepare(config->arg, call);
+    return rc;
+}
+
+static void prepared(struct loop_job *job)
+{
+    struct server_call *call =
+        (struct server_call *)((char *)job - offsetof(struct server_call, job));
+
+    call->preparing = false;
+    if (call->stream == NULL) /* its caller has left meanwhile */
+        finish_session_side(call);
+    else
+        complete(call, call->has_error ? call->reply_error.status : SKEP_OK);
+}
+
+static void prepare_elsewhere(struct offload_job *work)
+{
+    struct server_call *call =
+        (struct server_call *)((char *)work - offsetof(struct server_call, work));
+
+    call->has_error = prepare(call) != SKEP_OK;
+    loop_post(call->io->loop, &call->job);
+}
+
+static uint64_t request_bytes(const struct call_headers *headers)
+{
+    uint64_t sum = 0;
+
+    for (size_t i = 0; i < headers->tensor_count; i++)
+        sum += tensor_descriptor_memory(&headers->tensors[i]); /* bounded by max_message_bytes */
+    return sum;
+}
+
+static void on_complete(void *arg, struct session_stream *stream,
+                        const struct call_headers *headers, DLManagedTensor **tensors, void *user)
+{
+    struct server_call *call = user;
+    uint64_t bytes = request_bytes(headers);
+
+    (void)arg;
+    (void)stream;
+    call->tensor_count = headers->tensor_count;
+    for (size_t i = 0; i < headers->tensor_count; i++)
+        call->tensors[i] = tensors[i];
+    if (bytes <= MAX_LOOP_PREPARE_BYTES) {
+        complete(call, prepare(call));
+        return;
+    }
+    call->preparing = true;
+    call->job.run = prepared;
+    call->work.run = prepare_elsewhere;
+    call->work.bytes = (size_t)bytes;
+    offload_post(call->io->server->offload, &call->work);
 }
 
 static void on_gone(void *arg, struct session_stream *stream, void *user)
@@ -243,6 +320,20 @@ static skep_status encode(struct server_call *call, DLManagedTensor **tensor,
     return rc;
 }
 
+static skep_status encode_all(struct server_call *call, DLManagedTensor **tensors, size_t count,
+                              struct tensor_descriptor *descriptors, struct skep_error *err)
+{
+    skep_status rc = SKEP_OK;
+
+    for (size_t i = 0; i < count && rc == SKEP_OK; i++)
+        rc = encode(call, &tensors[i], &descriptors[i], err);
+    if (rc != SKEP_OK) {
+        error_prefix(err, "reply");
+        err->status = rc == SKEP_RESOURCE_EXHAUSTED ? rc : SKEP_INTERNAL;
+    }
+    return rc;
+}
+
 /* On the loop's thread, or with the loop borrowed. Takes the tensors. Returns the connection that
  * has something to send now, NULL if the caller was gone. */
 static struct conn *answer(struct server_call *call, const struct skep_error *err,
@@ -259,11 +350,11 @@ static struct conn *answer(struct server_call *call, const struct skep_error *er
         release_call(call);
         return NULL;
     }
-    for (size_t i = 0; i < count && rc == SKEP_OK; i++)
-        rc = encode(call, &tensors[i], &headers.tensors[i], &bad);
+    if (call->reply_descriptors != NULL)
+        memcpy(headers.tensors, call->reply_descriptors, count * sizeof(headers.tensors[0]));
+    else
+        rc = encode_all(call, tensors, count, headers.tensors, &bad);
     if (rc != SKEP_OK) {
-        error_prefix(&bad, "reply");
-        bad.status = rc == SKEP_RESOURCE_EXHAUSTED ? rc : SKEP_INTERNAL;
         err = &bad;
         free_tensors(tensors, count);
         count = 0;
@@ -293,9 +384,33 @@ static void deliver(struct loop_job *job)
     bytes_free(&result);
 }
 
+/* The reply is in the call, as post_answer() has put it there. */
+static void encode_elsewhere(struct offload_job *work)
+{
+    struct server_call *call =
+        (struct server_call *)((char *)work - offsetof(struct server_call, work));
+    size_t count = call->reply_tensor_count;
+    struct tensor_descriptor *descriptors = NULL;
+    struct skep_error *err = &call->reply_error;
+    skep_status rc = SKEP_OK;
+
+    if (!server_call_is_gone(call)) {
+        descriptors = mem_alloc(count * sizeof(*descriptors));
+        rc = descriptors == NULL ? error_no_memory(err, "reply", count * sizeof(*descriptors))
+                                 : encode_all(call, call->reply_tensors, count, descriptors, err);
+    }
+    if (rc != SKEP_OK) {
+        call->has_error = true;
+        free_tensors(call->reply_tensors, count);
+        call->reply_tensor_count = 0;
+    }
+    call->reply_descriptors = descriptors;
+    loop_post(call->io->loop, &call->job);
+}
+
 static void post_answer(struct server_call *call, const struct skep_error *err,
                         const uint8_t *result, size_t result_len, DLManagedTensor **tensors,
-                        size_t tensor_count)
+                        size_t tensor_count, size_t encode_bytes)
 {
     call->has_error = err != NULL;
     if (err != NULL)
@@ -310,7 +425,13 @@ static void post_answer(struct server_call *call, const struct skep_error *err,
         call->reply_tensor_count = 0;
     }
     call->job.run = deliver;
-    loop_post(call->io->loop, &call->job);
+    if (call->reply_tensor_count == 0 || encode_bytes <= MAX_LOOP_ENCODE_BYTES) {
+        loop_post(call->io->loop, &call->job);
+        return;
+    }
+    call->work.run = encode_elsewhere;
+    call->work.bytes = encode_bytes;
+    offload_post(call->io->server->offload, &call->work);
 }
 
 static size_t reply_bytes(DLManagedTensor *const *tensors, size_t count)
@@ -362,11 +483,18 @@ void server_call_reply(struct server_call *call, const struct skep_error *err,
     view.len = result_len;
     view.cap = result_len;
     bool last = atomic_fetch_sub(&call->io->owed, 1) == 1;
-    if (loop_is_own_thread(call->io->loop))
-        answer(call, err, &view, tensors, tensor_count);
-    else if (!last || reply_bytes(tensors, tensor_count) > MAX_DIRECT_BYTES ||
-             !answer_directly(call, err, &view, tensors, tensor_count))
-        post_answer(call, err, result, result_len, tensors, tensor_count);
+    size_t bytes = reply_bytes(tensors, tensor_count);
+    size_t encode_bytes = call->encoding == ENCODING_NONE ? 0 : bytes;
+    if (encode_bytes <= MAX_LOOP_ENCODE_BYTES) {
+        if (loop_is_own_thread(call->io->loop)) {
+            answer(call, err, &view, tensors, tensor_count);
+            return;
+        }
+        if (last && bytes <= MAX_DIRECT_BYTES &&
+            answer_directly(call, err, &view, tensors, tensor_count))
+            return;
+    }
+    post_answer(call, err, result, result_len, tensors, tensor_count, encode_bytes);
 }
 
 void server_call_watch(struct server_call *call, uint32_t silence_ms)

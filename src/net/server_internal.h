@@ -15,6 +15,7 @@
 #include "net/address_count.h"
 #include "net/conn.h"
 #include "net/listener.h"
+#include "net/offload.h"
 #include "net/server.h"
 
 enum { SERVER_REASON_BYTES = 256 };
@@ -65,6 +66,7 @@ struct server {
     struct address_count *addresses;
     unsigned io_count;
     struct server_io *io; /* io_count of them */
+    struct offload *offload;
     char drain_reason[SERVER_REASON_BYTES];
     atomic_bool drain_begun;
     _Atomic unsigned connections;

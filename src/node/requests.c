@@ -23,6 +23,8 @@ struct request {
     struct server_call *call; /* until replied */
     bool is_backward;
     uint64_t content;         /* of a backward: once_content() */
+    skep_status finite;       /* of the request's tensors, as request_prepare() found them */
+    struct skep_error bad;    /* if they are not */
     struct once_entry *entry; /* of a backward that is the first under its id */
     const DLTensor *views[TASK_MAX_TENSORS];
 };
@@ -299,28 +301,34 @@ static void on_outcome(struct once_waiter *waiter, const struct once_outcome *ou
     reply(request, outcome->err, tensors, outcome->tensor_count);
 }
 
-void request_complete(struct request *request)
+void request_prepare(struct request *request)
 {
     size_t count;
     DLManagedTensor **tensors = server_call_tensors(request->call, &count);
-    struct skep_error err;
 
-    atomic_fetch_add_explicit(&request->holders, 1, memory_order_relaxed);
     for (size_t i = 0; i < count; i++) /* as many as were checked in request_start() */
         request->views[i] = &tensors[i]->dl_tensor;
     request->task.tensor_count = count;
+    request->finite = must_check(request) ? check_finite(request, &request->bad) : SKEP_OK;
+    if (request->is_backward)
+        request->content = once_content(request->views, count);
+}
+
+void request_complete(struct request *request)
+{
+    atomic_fetch_add_explicit(&request->holders, 1, memory_order_relaxed);
     request->task.deadline_us = server_call_deadline_us(request->call);
     request->task.priority =
         leases_priority(request->service->leases, server_call_peer_id(request->call));
-    if (must_check(request) && check_finite(request, &err) != SKEP_OK) {
+    if (request->finite != SKEP_OK) {
         atomic_fetch_add_explicit(&request->service->anomalies, 1, memory_order_relaxed);
         if (request->service->detect_anomalies) {
+            struct skep_error err = request->bad;
+
             atomic_fetch_add_explicit(&request->service->refused, 1, memory_order_relaxed);
             reply(request, &err, NULL, 0);
             return;
         }
     }
-    if (request->is_backward)
-        request->content = once_content(request->views, count);
     start_work(request);
 }

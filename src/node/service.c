@@ -113,6 +113,13 @@ static skep_status on_started(void *arg, struct server_call *call,
     return rc;
 }
 
+static void on_prepare(void *arg, struct server_call *call)
+{
+    (void)arg;
+    if (methods[method_of(server_call_headers(call)->method)].takes_tensors)
+        request_prepare(server_call_user(call));
+}
+
 static void on_complete(void *arg, struct server_call *call)
 {
     struct service *service = arg;
@@ -160,6 +167,7 @@ static void on_finished(void *arg, struct server_call *call, void *user)
 
 const struct server_handlers service_handlers = {
     .started = on_started,
+    .prepare = on_prepare,
     .complete = on_complete,
     .finished = on_finished,
 };

@@ -53,6 +53,8 @@ struct request;
 skep_status request_start(struct service *service, struct server_call *call,
                           const struct call_headers *headers, bool is_backward,
                           struct request **out, struct skep_error *err);
+/* The tensors are here: looks at their numbers. Thread: any, before request_complete(). */
+void request_prepare(struct request *request);
 void request_complete(struct request *request);
 /* The caller has its answer or, if it is gone, will never take one. */
 void request_finished(struct request *request, bool is_gone_now);

@@ -117,7 +117,7 @@ static void run_server(const struct identity *id, bool plaintext, bool on_thread
         .plaintext = plaintext,
         .swarm = "bench",
         .limits = session_default_limits,
-        .handlers = {on_started, on_complete, on_finished},
+        .handlers = {.started = on_started, .complete = on_complete, .finished = on_finished},
         .arg = &served,
     };
 

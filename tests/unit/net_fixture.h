@@ -247,7 +247,9 @@ static void fixture_init(struct fixture *f)
         .identity = &f->server_id,
         .swarm = "test",
         .limits = session_default_limits,
-        .handlers = {on_call_started, on_call_complete, on_call_finished},
+        .handlers = {.started = on_call_started,
+                     .complete = on_call_complete,
+                     .finished = on_call_finished},
         .arg = f,
     };
     f->pool_config = (struct pool_config){

@@ -179,6 +179,112 @@ static void cancelled_call_ends_at_once_and_tells_the_server(void **state)
     fixture_end(&f);
 }
 
+/* What prepares a request, and waits while told so. */
+static struct {
+    pthread_mutex_t lock; /* guards the rest */
+    pthread_cond_t changed;
+    bool hold;
+    unsigned begun;
+    char thread[16];
+} preparing = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+
+static void prepare_slowly(void *arg, struct server_call *call)
+{
+    (void)arg;
+    pthread_mutex_lock(&preparing.lock);
+    preparing.begun++;
+    snprintf(preparing.thread, sizeof(preparing.thread), "%s", thread_name());
+    pthread_cond_broadcast(&preparing.changed);
+    while (preparing.hold && server_call_headers(call)->tensor_count > 0)
+        pthread_cond_wait(&preparing.changed, &preparing.lock);
+    pthread_mutex_unlock(&preparing.lock);
+}
+
+static void hold_preparing(bool hold)
+{
+    pthread_mutex_lock(&preparing.lock);
+    preparing.hold = hold;
+    preparing.begun = 0;
+    pthread_cond_broadcast(&preparing.changed);
+    pthread_mutex_unlock(&preparing.lock);
+}
+
+static void await_preparing(void)
+{
+    pthread_mutex_lock(&preparing.lock);
+    while (preparing.begun == 0)
+        pthread_cond_wait(&preparing.changed, &preparing.lock);
+    pthread_mutex_unlock(&preparing.lock);
+}
+
+static void large_request_is_prepared_off_the_loop(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct waiter w;
+    DLManagedTensor *large = floats(1 << 20, 1);
+
+    fixture_init(&f);
+    f.config.io_threads = 1;
+    f.config.handlers.prepare = prepare_slowly;
+    fixture_start(&f);
+    hold_preparing(false);
+    assert_serves(&f);
+    assert_string_equal(preparing.thread, "skep-io-0"); /* a small one, where it arrives */
+
+    hold_preparing(true);
+    waiter_init(&w);
+    struct pool_target target = target_of(&f);
+    assert_int_equal(start_call_to(f.pool, &target, "echo", &large, 1, CLOCK_NEVER, &w, NULL),
+                     SKEP_OK);
+    await_preparing();
+    assert_int_equal(strncmp(preparing.thread, "skep-codec", 10), 0);
+    assert_int_equal(read_count(&f, &f.completed), 1);
+    assert_serves(&f); /* the loop is free */
+    assert_int_equal(waiter_done(&w), 0);
+    hold_preparing(false);
+    waiter_wait(&w);
+    assert_int_equal(w.status, SKEP_OK);
+    assert_int_equal(w.tensor_count, 1);
+    assert_memory_equal(skep_tensor_data(&w.tensors[0]->dl_tensor),
+                        skep_tensor_data(&large->dl_tensor), sizeof(float) << 20);
+    waiter_fini(&w);
+    fixture_end(&f);
+    skep_tensor_free(large);
+}
+
+static void caller_that_leaves_while_its_request_is_prepared_is_gone(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct waiter w;
+    struct pool_call *call;
+    DLManagedTensor *large = floats(1 << 20, 1);
+
+    fixture_init(&f);
+    f.config.io_threads = 1;
+    f.config.handlers.prepare = prepare_slowly;
+    fixture_start(&f);
+    hold_preparing(true);
+    waiter_init(&w);
+    struct pool_target target = target_of(&f);
+    assert_int_equal(start_call_to(f.pool, &target, "echo", &large, 1, CLOCK_NEVER, &w, &call),
+                     SKEP_OK);
+    await_preparing();
+    pool_cancel(f.pool, call);
+    waiter_wait(&w);
+    assert_int_equal(w.status, SKEP_CANCELLED);
+    assert_serves(&f); /* over the same connection, behind the cancellation */
+    wait_count(&f, &f.finished, 1);
+    assert_int_equal(read_count(&f, &f.finished), 1); /* the other's: never beside `prepare` */
+    hold_preparing(false);
+    wait_count(&f, &f.finished, 2);
+    assert_int_equal(read_count(&f, &f.completed), 1);
+    waiter_fini(&w);
+    fixture_end(&f);
+    skep_tensor_free(large);
+}
+
 static void deadline_ends_the_call_and_frees_the_server(void **state)
 {
     (void)state;
@@ -459,6 +565,8 @@ int main(void)
         cmocka_unit_test(refusal_and_failure_carry_status_sentence_and_hint),
         cmocka_unit_test(message_over_our_own_limits_is_refused_unsent),
         cmocka_unit_test(cancelled_call_ends_at_once_and_tells_the_server),
+        cmocka_unit_test(large_request_is_prepared_off_the_loop),
+        cmocka_unit_test(caller_that_leaves_while_its_request_is_prepared_is_gone),
         cmocka_unit_test(deadline_ends_the_call_and_frees_the_server),
         cmocka_unit_test(server_death_ends_calls_as_unavailable_and_sent),
         cmocka_unit_test(pool_free_cancels_what_is_open),
