@@ -179,6 +179,53 @@ def case_what_was_exported_is_imported_bit_by_bit():
         assert len(os.listdir(second + "/e.2")) == 3
 
 
+def documented_classes():
+    """docs/classes.md: class -> (input or output -> text of its shape, parameter -> the same)."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../docs/classes.md")
+    classes, table = {}, None
+    with open(path, encoding="utf-8") as page:
+        for line in page:
+            if line.startswith("## "):
+                classes[line[3:].strip()] = ({}, {})
+            elif line.startswith("| input or output"):
+                table = 0
+            elif line.startswith("| parameter"):
+                table = 1
+            elif line.startswith("| `"):
+                name, shape = line.split("`")[1], line.split("`")[3]
+                list(classes.values())[-1][table][name] = shape
+    return classes
+
+
+def sizes_of(text, **values):
+    """[4h, h] with h = 8 is [32, 8]; what has no value is -1, of any size."""
+    sizes = []
+    for part in text.strip("[]").split(","):
+        factor = "".join(c for c in part if c.isdigit())
+        letter = "".join(c for c in part if c.isalpha())
+        sizes.append(int(factor or 1) * values.get(letter, -1) if letter else int(factor))
+    return sizes
+
+
+def case_the_documented_shapes_are_those_of_the_classes():
+    documented = documented_classes()
+    assert sorted(documented) == ["det_dropout", "ffn", "nop", "swiglu", "transformer"], documented
+    for cls, (tensors, parameters) in documented.items():
+        with Swarm() as swarm:
+            folder, w = swarm.path("kept"), swarm.path("w.safetensors")
+            more = ["--padding-mask"] if cls == "transformer" else []
+            more += ["--intermediate-dim", "20"] if cls == "swiglu" else []
+            node = fresh(swarm, "node", cls, folder, *more)
+            schema = call("e.1", node=node)
+            shown = {t["name"]: t["shape"] for t in schema["inputs"] + schema["outputs"]}
+            assert shown == {name: sizes_of(shape, h=8) for name, shape in tensors.items()}, shown
+            assert node.stop() == 0
+            run("export", "e.1", "--checkpoint-dir", folder, "--output", w)
+            kept = {name: shape for name, (_, shape, _) in read_safetensors(w).items()}
+            assert kept == {name: sizes_of(shape, h=8, w=20)
+                            for name, shape in parameters.items()}, (cls, kept)
+
+
 def case_an_export_says_how_new_it_is():
     """Of a running node it is what was saved last, not what the node knows."""
     with Swarm() as swarm:
