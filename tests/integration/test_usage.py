@@ -96,7 +96,7 @@ def case_addresses():
 
 def case_contradictions_of_call():
     peers = ("--initial-peers", "127.0.0.1:9")
-    refused(2, "--input: goes with --output", "call", "ffn.0", *peers, "--input", "x.npy")
+    refused(2, "--no-cast: goes with --input", "call", "ffn.0", *peers, "--no-cast")
     refused(2, "--output: goes with --input", "call", "ffn.0", *peers, "--output", "x.npy")
     refused(2, "--grad: goes with --input", "call", "ffn.0", *peers, "--grad", "x.npy")
     refused(2, "--peer-id: goes with --endpoint", "call", "ffn.0", *peers, "--peer-id", "00" * 32)
