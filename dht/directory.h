@@ -31,6 +31,7 @@ struct provider {
     uint8_t schema_digest[16];
     uint32_t features;
     struct record_load load;
+    struct record_claim claim;
     bool local; /* ourselves */
 };
 
@@ -110,6 +111,8 @@ enum directory_flags {
     /* List all who serve it: OpenDHT brings each record by itself, so the answer waits until it has
      * them all, or for as long again as the first one took (at least 20 ms, at most 250). */
     DIRECTORY_ALL = 2,
+    /* Ask the network also for a UID that our own node serves, and leave our own records out. */
+    DIRECTORY_OTHERS = 4,
 };
 /*
  * @param results  one per UID, in order; borrowed for the callback.

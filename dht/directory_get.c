@@ -174,7 +174,7 @@ static bool answer_locally(struct directory *d, const char *uid, const uint8_t *
     const struct local *local = find_local(d, uid);
 
     result->provider_count = 0;
-    if (local != NULL) {
+    if (local != NULL && !(flags & DIRECTORY_OTHERS)) {
         result->status = SKEP_OK;
         result->provider_count = 1;
         result->providers[0] = local->provider;

@@ -41,14 +41,22 @@ enum {
     FAILED_LOG_MS = 60 * 1000,
 };
 
+/* An expert to take in at the next turn. */
+struct newcomer {
+    struct newcomer *next;
+    char uid[UID_BYTES];
+    char cls[32];
+    uint8_t schema_digest[16];
+};
+
 struct handler {
     struct swarm *swarm;
     struct publication *publication; /* the thread's alone */
     uint32_t period_s;
     uint32_t features;
     char version[VERSION_BYTES];
-    bool (*expert_load)(void *arg, const char *uid, struct record_load *out);
-    void *arg;
+    struct publication_source source;
+    void (*published)(void *arg);
     struct thread thread;
     uint64_t issued_seq;  /* the thread's alone */
     unsigned retries;     /* the same: since the last round without failures */
@@ -59,6 +67,7 @@ struct handler {
     pthread_cond_t changed;
     size_t endpoint_count;
     struct endpoint endpoints[RECORD_MAX_ENDPOINTS];
+    struct newcomer *newcomers; /* owned */
     bool closing;
     uint64_t closing_deadline_us;
     bool refresh;
@@ -213,7 +222,7 @@ static void tell_directory(struct handler *h, const struct publication_state *st
 {
     const struct record_expert *locals;
     struct skep_error err = {0};
-    size_t n = publication_update(h->publication, h->expert_load, h->arg, state, &locals);
+    size_t n = publication_update(h->publication, &h->source, state, &locals);
 
     if (directory_set_local(swarm_directory(h->swarm), locals, n, &err) != SKEP_OK)
         log_warn("handler: %s", err.message);
@@ -241,6 +250,61 @@ static size_t publish(struct handler *h, enum publication_scope scope)
     }
     note_round(h, count > 0 ? count - publication_bells(h->publication) : 0, failed, has_peers);
     return failed;
+}
+
+static void free_newcomers(struct newcomer *list)
+{
+    while (list != NULL) {
+        struct newcomer *next = list->next;
+
+        mem_free(list);
+        list = next;
+    }
+}
+
+/* Takes in the experts that were added since the last turn; if memory is short, the next one. */
+static void take_newcomers(struct handler *h)
+{
+    struct handler_expert *more = NULL;
+    struct publication *extended = NULL;
+    struct skep_error err = {0};
+    size_t count = 0;
+    skep_status rc;
+
+    pthread_mutex_lock(&h->lock);
+    struct newcomer *list = h->newcomers;
+    h->newcomers = NULL;
+    pthread_mutex_unlock(&h->lock);
+    for (const struct newcomer *n = list; n != NULL; n = n->next)
+        count++;
+    if (count == 0)
+        return;
+    more = mem_calloc(count, sizeof(*more));
+    rc = more == NULL ? error_no_memory(&err, "experts", count * sizeof(*more)) : SKEP_OK;
+    count = 0;
+    for (const struct newcomer *n = list; n != NULL && more != NULL; n = n->next) {
+        more[count] = (struct handler_expert){.uid = n->uid, .cls = n->cls};
+        memcpy(more[count++].schema_digest, n->schema_digest, sizeof(n->schema_digest));
+    }
+    if (rc == SKEP_OK)
+        rc = publication_extend(h->publication, swarm_identity(h->swarm), more, count, &extended,
+                                &err);
+    mem_free(more);
+    if (rc == SKEP_OK) {
+        publication_free(h->publication);
+        h->publication = extended;
+        free_newcomers(list);
+        return;
+    }
+    log_warn("handler: %zu new expert%s not published yet: %s", count, count == 1 ? "" : "s",
+             err.message);
+    pthread_mutex_lock(&h->lock);
+    struct newcomer **last = &list;
+    while (*last != NULL)
+        last = &(*last)->next;
+    *last = h->newcomers;
+    h->newcomers = list;
+    pthread_mutex_unlock(&h->lock);
 }
 
 static void withdraw(struct handler *h)
@@ -354,11 +418,14 @@ static void run(void *arg)
     while (turn != TURN_CLOSE) {
         if (turn == TURN_ALL) {
             round_us = next_round_us(h);
+            take_newcomers(h);
             find_own(h);
         }
         size_t failed = publish(h, turn == TURN_ALL ? PUBLISH_ALL : PUBLISH_FAILED);
         if (failed == 0)
             h->retries = 0;
+        if (turn == TURN_ALL && h->published != NULL && swarm_peer_count(h->swarm) > 0)
+            h->published(h->source.arg);
         turn = wait_turn(h, round_us, failed > 0 ? next_retry_us(h) : CLOCK_NEVER);
     }
     withdraw(h);
@@ -398,8 +465,9 @@ skep_status handler_new(const struct handler_config *config, const struct handle
     h->swarm = config->swarm;
     h->period_s = period_s;
     h->features = config->features;
-    h->expert_load = config->expert_load;
-    h->arg = config->arg;
+    h->source = (struct publication_source){
+        .load = config->expert_load, .claim = config->expert_claim, .arg = config->arg};
+    h->published = config->published;
     snprintf(h->version, sizeof(h->version), "%s", config->version != NULL ? config->version : "");
     set_endpoints(h, config->endpoints, config->endpoint_count);
 
@@ -426,6 +494,7 @@ void handler_free(struct handler *h, uint64_t deadline_us)
     pthread_mutex_unlock(&h->lock);
     thread_join(&h->thread);
     publication_free(h->publication);
+    free_newcomers(h->newcomers);
     pthread_cond_destroy(&h->changed);
     pthread_mutex_destroy(&h->lock);
     mem_free(h);
@@ -448,6 +517,35 @@ void handler_refresh(struct handler *h)
     h->refresh = true;
     pthread_cond_broadcast(&h->changed);
     pthread_mutex_unlock(&h->lock);
+}
+
+skep_status handler_add_experts(struct handler *h, const struct handler_expert *experts,
+                                size_t count, struct skep_error *err)
+{
+    struct newcomer *list = NULL;
+
+    for (size_t i = 0; i < count; i++) {
+        struct newcomer *n = mem_calloc(1, sizeof(*n));
+
+        if (n == NULL) {
+            free_newcomers(list);
+            return error_no_memory(err, experts[i].uid, sizeof(*n));
+        }
+        snprintf(n->uid, sizeof(n->uid), "%s", experts[i].uid);
+        snprintf(n->cls, sizeof(n->cls), "%s", experts[i].cls);
+        memcpy(n->schema_digest, experts[i].schema_digest, sizeof(n->schema_digest));
+        n->next = list;
+        list = n;
+    }
+    pthread_mutex_lock(&h->lock);
+    struct newcomer **last = &h->newcomers;
+    while (*last != NULL)
+        last = &(*last)->next;
+    *last = list;
+    h->refresh = true;
+    pthread_cond_broadcast(&h->changed);
+    pthread_mutex_unlock(&h->lock);
+    return SKEP_OK;
 }
 
 void handler_set_endpoints(struct handler *h, const struct endpoint *endpoints, size_t count)

@@ -33,6 +33,13 @@ struct handler_config {
     /* Fills in the current load of one expert, and whether it may be published (false while
      * stalled). Thread: the handler's. NULL: no load. */
     bool (*expert_load)(void *arg, const char *uid, struct record_load *out);
+    /* Fills in how firmly the node holds a UID (zeroed before). The same thread. NULL: all are
+     * kept.
+     */
+    void (*expert_claim)(void *arg, const char *uid, struct record_claim *out);
+    /* A round over all records has ended, among peers. The same thread; it must not block nor call
+     * the handler but for handler_refresh(). NULL: nobody wants to know. */
+    void (*published)(void *arg);
     void *arg;
 };
 
@@ -56,6 +63,11 @@ bool handler_wait_first_round(struct handler *handler, uint64_t deadline_us);
 /* Publishes anew soon: an expert stalled or recovered, or endpoints changed. Thread: any. */
 void handler_refresh(struct handler *handler);
 void handler_set_endpoints(struct handler *handler, const struct endpoint *endpoints, size_t count);
+/* Publishes more experts from now on; those that it has already stay as they are. One that the node
+ * no longer serves is one for which expert_load says false. @param experts copied. */
+SKEP_MUST_CHECK skep_status handler_add_experts(struct handler *handler,
+                                                const struct handler_expert *experts, size_t count,
+                                                struct skep_error *err);
 void handler_stats(struct handler *handler, struct handler_stats *out);
 /* Publishes "offline" (bounded by the deadline), ends the thread, frees. NULL is allowed. */
 void handler_free(struct handler *handler, uint64_t deadline_us);

@@ -12,6 +12,7 @@ struct held {
     uint64_t seq;
     int64_t expires_at;
     struct record_load load;
+    struct record_claim claim;
     uint8_t schema_digest[16];
     char cls[32];
     uint32_t features;
@@ -35,6 +36,7 @@ static struct held *pack(const struct record *record)
     h->seq = record->seq;
     h->expires_at = record->expires_at;
     h->load = expert->load;
+    h->claim = expert->claim;
     memcpy(h->schema_digest, expert->schema_digest, sizeof(h->schema_digest));
     memcpy(h->cls, expert->cls, sizeof(h->cls));
     h->features = expert->features;
@@ -60,6 +62,7 @@ static void unpack(const struct held *h, struct provider *out)
     out->seq = h->seq;
     out->expires_at = h->expires_at;
     out->load = h->load;
+    out->claim = h->claim;
     memcpy(out->schema_digest, h->schema_digest, sizeof(out->schema_digest));
     memcpy(out->cls, h->cls, sizeof(out->cls));
     out->features = h->features;

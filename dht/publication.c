@@ -23,6 +23,7 @@ struct hosted {
     uint8_t schema_digest[16];
     bool publishable;
     struct record_load load;
+    struct record_claim claim;
 };
 
 /* One expert under one prefix, by its next coordinate. */
@@ -254,6 +255,89 @@ out:
     return rc;
 }
 
+/* ---- the same with more experts ---- */
+
+static int compare_items(const void *a, const void *b)
+{
+    const struct item *x = *(struct item *const *)a, *y = *(struct item *const *)b;
+    int order = memcmp(x->key, y->key, sizeof(x->key));
+
+    if (order != 0)
+        return order;
+    return x->part < y->part ? -1 : x->part > y->part;
+}
+
+/* Takes over what was told of each item. */
+static skep_status continue_items(struct publication *p, const struct publication *before,
+                                  struct skep_error *err)
+{
+    struct item **sorted = mem_calloc(p->item_count, sizeof(struct item *));
+
+    if (sorted == NULL)
+        return error_no_memory(err, "records to publish", p->item_count * sizeof(struct item *));
+    for (size_t i = 0; i < p->item_count; i++)
+        sorted[i] = &p->items[i];
+    qsort(sorted, p->item_count, sizeof(struct item *), compare_items);
+    for (size_t i = 0; i < before->item_count; i++) {
+        const struct item *old = &before->items[i];
+        struct item **same =
+            bsearch(&old, sorted, p->item_count, sizeof(struct item *), compare_items);
+        if (same == NULL)
+            continue;
+        (*same)->told = old->told;
+        (*same)->told_until_s = old->told_until_s;
+        (*same)->gone = old->gone;
+        (*same)->failed = old->failed;
+    }
+    mem_free(sorted);
+    return SKEP_OK;
+}
+
+static bool has_expert(const struct publication *p, const char *uid)
+{
+    for (size_t first = 0, end = p->expert_count; first < end;) {
+        size_t middle = first + (end - first) / 2;
+        int order = strcmp(uid, p->experts[middle].uid.text);
+        if (order == 0)
+            return true;
+        if (order < 0)
+            end = middle;
+        else
+            first = middle + 1;
+    }
+    return false;
+}
+
+skep_status publication_extend(const struct publication *before, const struct identity *identity,
+                               const struct handler_expert *more, size_t count,
+                               struct publication **out, struct skep_error *err)
+{
+    size_t all = 0;
+    struct handler_expert *experts = mem_calloc(before->expert_count + count, sizeof(*experts));
+
+    *out = NULL;
+    if (experts == NULL)
+        return error_no_memory(err, "experts", (before->expert_count + count) * sizeof(*experts));
+    for (size_t i = 0; i < before->expert_count; i++) {
+        const struct hosted *h = &before->experts[i];
+        struct handler_expert *e = &experts[all++];
+        *e = (struct handler_expert){.uid = h->uid.text, .cls = h->cls};
+        memcpy(e->schema_digest, h->schema_digest, sizeof(e->schema_digest));
+    }
+    for (size_t i = 0; i < count; i++)
+        if (!has_expert(before, more[i].uid))
+            experts[all++] = more[i];
+    skep_status rc = publication_new(before->swarm, identity, experts, all, out, err);
+    mem_free(experts);
+    if (rc == SKEP_OK)
+        rc = continue_items(*out, before, err);
+    if (rc != SKEP_OK) {
+        publication_free(*out);
+        *out = NULL;
+    }
+    return rc;
+}
+
 static void free_round(struct publication *p)
 {
     for (size_t i = 0; i < p->round_count; i++)
@@ -289,19 +373,21 @@ static void fill_expert(const struct hosted *h, const struct publication_state *
     memcpy(out->schema_digest, h->schema_digest, sizeof(out->schema_digest));
     out->features = s->features;
     out->load = h->load;
+    out->claim = h->claim;
 }
 
-size_t publication_update(struct publication *p,
-                          bool (*load)(void *arg, const char *uid, struct record_load *out),
-                          void *arg, const struct publication_state *state,
-                          const struct record_expert **out)
+size_t publication_update(struct publication *p, const struct publication_source *source,
+                          const struct publication_state *state, const struct record_expert **out)
 {
     size_t n = 0;
 
     for (size_t i = 0; i < p->expert_count; i++) {
         struct hosted *h = &p->experts[i];
         h->load = (struct record_load){0};
-        h->publishable = load == NULL || load(arg, h->uid.text, &h->load);
+        h->claim = (struct record_claim){0};
+        h->publishable = source->load == NULL || source->load(source->arg, h->uid.text, &h->load);
+        if (h->publishable && source->claim != NULL)
+            source->claim(source->arg, h->uid.text, &h->claim);
         if (h->publishable)
             fill_expert(h, state, &p->locals[n++]);
     }

@@ -21,6 +21,16 @@ SKEP_MUST_CHECK skep_status publication_new(const struct record_swarm *swarm,
                                             const struct identity *identity,
                                             const struct handler_expert *experts, size_t count,
                                             struct publication **out, struct skep_error *err);
+/*
+ * The same with more experts; those that are there already stay as they are. What `before` has told
+ * counts as told by the new one. Experts never leave a publication: one that the node does not
+ * serve any more is one that may not be published (publication_update()).
+ * @param before  borrowed for the call; still the caller's.
+ */
+SKEP_MUST_CHECK skep_status publication_extend(const struct publication *before,
+                                               const struct identity *identity,
+                                               const struct handler_expert *more, size_t count,
+                                               struct publication **out, struct skep_error *err);
 void publication_free(struct publication *publication); /* NULL is allowed */
 
 enum publication_scope {
@@ -41,15 +51,20 @@ struct publication_state {
     uint32_t clock_skew_s;
 };
 
+/* What is asked of the node about each expert, with `arg`: as in struct handler_config. */
+struct publication_source {
+    bool (*load)(void *arg, const char *uid, struct record_load *out);
+    void (*claim)(void *arg, const char *uid, struct record_claim *out);
+    void *arg;
+};
+
 /*
- * The experts' current load, and which of them may be published, by `load` (NULL: all, no load);
- * as records for directory_set_local(): view, valid until the next call.
+ * The experts' current load and claims, and which of them may be published, as `source` says; as
+ * records for directory_set_local(): view, valid until the next call.
  * @return how many may be published; they come first in *out.
  */
-size_t publication_update(struct publication *publication,
-                          bool (*load)(void *arg, const char *uid, struct record_load *out),
-                          void *arg, const struct publication_state *state,
-                          const struct record_expert **out);
+size_t publication_update(struct publication *publication, const struct publication_source *source,
+                          const struct publication_state *state, const struct record_expert **out);
 
 /*
  * The records of a round. Those that are not to be published any more but may still be found are

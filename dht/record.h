@@ -57,6 +57,20 @@ struct record_load {
     uint32_t queued_tasks;
 };
 
+/* How firmly a node holds a UID. Of two nodes that serve one, the lower value keeps it
+ * (docs/records.md, "Claims"). */
+enum record_claim_level {
+    RECORD_CLAIM_KEPT = 0,  /* asked for by name, restored, trained, or held for long */
+    RECORD_CLAIM_FRESH = 1, /* picked at random a short time ago, and not trained yet */
+    RECORD_CLAIM_NEW = 2,   /* the same, and the node still looks for others with the same pick */
+};
+
+struct record_claim {
+    enum record_claim_level level;
+    bool random;     /* the node picked the UID out of a pattern, whatever the level is now */
+    int64_t since_s; /* Unix seconds: when the node began to hold it; 0: it does not say */
+};
+
 struct record_expert {
     char uid[UID_BYTES];
     size_t endpoint_count;
@@ -66,6 +80,7 @@ struct record_expert {
     uint32_t features;
     bool offline; /* withdrawn: readers drop what they know of this peer and UID */
     struct record_load load;
+    struct record_claim claim;
 };
 
 enum { RECORD_MAX_BELOW = 512 }; /* numbers of record_prefix.below */
@@ -157,6 +172,11 @@ void record_key_trackers_shard(const struct record_swarm *swarm, unsigned shard,
                                uint8_t key[static RECORD_KEY_BYTES]);
 void record_key_resource(const struct record_swarm *swarm, const char *resource,
                          uint8_t key[static RECORD_KEY_BYTES]);
+/* Of two nodes that hold a UID at one level above RECORD_CLAIM_KEPT, the one with the smaller order
+ * (compared as bytes) keeps it. */
+enum { RECORD_CLAIM_ORDER_BYTES = 32 };
+void record_claim_order(const char *uid, const uint8_t peer_id[static PEER_ID_BYTES],
+                        uint8_t order[static RECORD_CLAIM_ORDER_BYTES]);
 unsigned record_shard(const uint8_t peer_id[static PEER_ID_BYTES]);
 /* A DHT node id of a peer that has the same one after each restart. */
 void record_dht_id(const struct record_swarm *swarm, const uint8_t peer_id[static PEER_ID_BYTES],

@@ -226,3 +226,14 @@ bool record_key_matches(const struct record *record, const struct record_swarm *
     }
     return memcmp(key, expected, RECORD_KEY_BYTES) == 0;
 }
+
+void record_claim_order(const char *uid, const uint8_t peer_id[static PEER_ID_BYTES],
+                        uint8_t order[static RECORD_CLAIM_ORDER_BYTES])
+{
+    struct field_hash h;
+
+    field_hash_init(&h, NULL, "skep claim v1");
+    field_hash_text(&h, uid);
+    field_hash_bytes(&h, peer_id, PEER_ID_BYTES);
+    field_hash_final(&h, order);
+}

@@ -40,7 +40,10 @@ static int pack_load(msgpack_packer *pk, const struct record_load *load)
 
 static int pack_expert(msgpack_packer *pk, const struct record_expert *expert)
 {
-    int failed = msgpack_pack_map(pk, expert->offline ? 7 : 6);
+    const struct record_claim *claim = &expert->claim;
+    size_t fields =
+        6u + expert->offline + (claim->level > 0) + claim->random + (claim->since_s > 0);
+    int failed = msgpack_pack_map(pk, fields);
 
     failed |= pack_text(pk, "uid", expert->uid);
     failed |= pack_endpoints(pk, expert->endpoints, expert->endpoint_count);
@@ -51,6 +54,12 @@ static int pack_expert(msgpack_packer *pk, const struct record_expert *expert)
     failed |= pack_load(pk, &expert->load);
     if (expert->offline)
         failed |= mp_pack_str(pk, "offline") | msgpack_pack_true(pk);
+    if (claim->level > 0)
+        failed |= pack_number(pk, "claim", claim->level);
+    if (claim->random)
+        failed |= mp_pack_str(pk, "random") | msgpack_pack_true(pk);
+    if (claim->since_s > 0)
+        failed |= pack_number(pk, "since", (uint64_t)claim->since_s);
     return failed;
 }
 

@@ -72,6 +72,23 @@ static skep_status parse_endpoints(const msgpack_object *map, const struct recor
     return SKEP_OK;
 }
 
+/* All of it is optional. A level above those known is the weakest known. */
+static const char *parse_claim(const msgpack_object *map, struct record_claim *out)
+{
+    const msgpack_object *random = mp_get(map, "random");
+    const msgpack_object *since = mp_get(map, "since");
+    uint32_t level = 0;
+
+    if (!parse_u32(map, "claim", UINT32_MAX, &level))
+        return "claim";
+    if (random != NULL && !mp_bool(random, &out->random))
+        return "random";
+    if (since != NULL && (!mp_i64(since, &out->since_s) || out->since_s < 0))
+        return "since";
+    out->level = level < RECORD_CLAIM_NEW ? (enum record_claim_level)level : RECORD_CLAIM_NEW;
+    return NULL;
+}
+
 static skep_status parse_expert(struct record_expert *out, const msgpack_object *map,
                                 const struct record_swarm *swarm, struct skep_error *err)
 {
@@ -89,6 +106,9 @@ static skep_status parse_expert(struct record_expert *out, const msgpack_object 
         return bad_field(err, "load");
     if (offline != NULL && !mp_bool(offline, &out->offline))
         return bad_field(err, "offline");
+    const char *wrong = parse_claim(map, &out->claim);
+    if (wrong != NULL)
+        return bad_field(err, wrong);
     return parse_endpoints(map, swarm, out->endpoints, &out->endpoint_count, err);
 }
 

@@ -450,6 +450,7 @@ static void only_what_failed_is_tried_again_and_only_what_was_told_is_withdrawn(
     const struct handler_expert experts[] = {{.uid = "a.1", .cls = "nop"},
                                              {.uid = "a.2", .cls = "nop"}};
     bool publishable = true;
+    const struct publication_source source = {.load = none_publishable, .arg = &publishable};
 
     assert_int_equal(identity_generate(&identity, NULL), SKEP_OK);
     assert_int_equal(publication_new(&swarm, &identity, experts, 2, &p, NULL), SKEP_OK);
@@ -458,7 +459,7 @@ static void only_what_failed_is_tried_again_and_only_what_was_told_is_withdrawn(
     struct publication_state offline = state_at(NOW, PUBLISH_OFFLINE);
 
     assert_int_equal(publication_round(p, &offline, &d), 0); /* nobody knows of us */
-    assert_int_equal(publication_update(p, none_publishable, &publishable, &all, &locals), 2);
+    assert_int_equal(publication_update(p, &source, &all, &locals), 2);
     /* 2 experts, 1 prefix, 2 of the node, and a bell for who listens to the prefix. */
     assert_int_equal(publication_round(p, &all, &d), 6);
     assert_int_equal(d[5].record->prefix.coord_count, 0);
@@ -473,7 +474,7 @@ static void only_what_failed_is_tried_again_and_only_what_was_told_is_withdrawn(
     end_round(p, d, 6, SKEP_OK);
 
     publishable = false;
-    assert_int_equal(publication_update(p, none_publishable, &publishable, &all, &locals), 0);
+    assert_int_equal(publication_update(p, &source, &all, &locals), 0);
     assert_int_equal(publication_round(p, &all, &d), 6);
     assert_true(d[0].record->expert.offline);
     assert_int_equal(d[2].record->prefix.coord_count, 0);
@@ -482,7 +483,7 @@ static void only_what_failed_is_tried_again_and_only_what_was_told_is_withdrawn(
     assert_int_equal(publication_round(p, &all, &d), 2); /* said once is enough */
     end_round(p, d, 2, SKEP_OK);
     publishable = true;
-    assert_int_equal(publication_update(p, none_publishable, &publishable, &all, &locals), 2);
+    assert_int_equal(publication_update(p, &source, &all, &locals), 2);
     assert_int_equal(publication_round(p, &all, &d), 6);
     end_round(p, d, 6, SKEP_OK);
 
@@ -499,6 +500,64 @@ static void only_what_failed_is_tried_again_and_only_what_was_told_is_withdrawn(
     publication_free(p);
 }
 
+static bool all_but_one(void *arg, const char *uid, struct record_load *out)
+{
+    (void)out;
+    return strcmp(uid, arg) != 0;
+}
+
+static void claim_of(void *arg, const char *uid, struct record_claim *out)
+{
+    (void)arg;
+    if (strcmp(uid, "a.3") == 0)
+        *out = (struct record_claim){RECORD_CLAIM_NEW, true, 1700000000};
+}
+
+static void one_expert_takes_the_place_of_another(void **state)
+{
+    (void)state;
+    struct identity identity;
+    struct publication *before, *p;
+    const struct record_expert *locals;
+    struct declaration *d;
+    const struct handler_expert experts[] = {{.uid = "a.1", .cls = "nop"},
+                                             {.uid = "a.2", .cls = "nop"}};
+    const struct handler_expert more[] = {{.uid = "a.3", .cls = "nop"},
+                                          {.uid = "a.1", .cls = "nop"}};
+    struct publication_source source = {.load = all_but_one, .claim = claim_of, .arg = "none"};
+
+    assert_int_equal(identity_generate(&identity, NULL), SKEP_OK);
+    assert_int_equal(publication_new(&swarm, &identity, experts, 2, &before, NULL), SKEP_OK);
+    struct publication_state all = state_at(NOW, PUBLISH_ALL);
+    struct publication_state failed = state_at(NOW, PUBLISH_FAILED);
+    assert_int_equal(publication_update(before, &source, &all, &locals), 2);
+    assert_int_equal(publication_round(before, &all, &d), 6);
+    end_round(before, d, 6, SKEP_OK);
+
+    assert_int_equal(publication_extend(before, &identity, more, 2, &p, NULL), SKEP_OK);
+    publication_free(before);
+    source.arg = "a.2"; /* which a.3 replaces */
+    assert_int_equal(publication_update(p, &source, &all, &locals), 2);
+    /* What was told goes on as told: only the newcomer has something to say at once. */
+    assert_int_equal(publication_round(p, &failed, &d), 1);
+    assert_string_equal(d[0].record->expert.uid, "a.3");
+    assert_int_equal(d[0].record->expert.claim.level, RECORD_CLAIM_NEW);
+    assert_true(d[0].record->expert.claim.random);
+    assert_int_equal(d[0].record->expert.claim.since_s, 1700000000);
+    end_round(p, d, 1, SKEP_OK);
+    /* 3 experts of which one goes, the prefix, 2 of the node, and a change notification. */
+    assert_int_equal(publication_round(p, &all, &d), 7);
+    assert_int_equal(d[0].record->expert.claim.level, RECORD_CLAIM_KEPT);
+    assert_true(d[1].record->expert.offline);
+    assert_string_equal(d[1].record->expert.uid, "a.2");
+    assert_int_equal(d[3].record->prefix.coord_count, 2);
+    assert_int_equal(d[3].record->prefix.coords[1], 3);
+    end_round(p, d, 7, SKEP_OK);
+    assert_int_equal(publication_round(p, &all, &d), 5); /* a.2 has been withdrawn */
+    end_round(p, d, 5, SKEP_OK);
+    publication_free(p);
+}
+
 static void a_very_long_prefix_is_split_into_parts_that_fit(void **state)
 {
     (void)state;
@@ -511,6 +570,7 @@ static void a_very_long_prefix_is_split_into_parts_that_fit(void **state)
     struct declaration *d;
     size_t parts = 0, coords = 0;
     int64_t last = -1;
+    const struct publication_source no_source = {0};
 
     for (size_t i = 0; i < EXPERTS; i++) {
         snprintf(uids[i], sizeof(uids[i]), "big.%lld", (1ll << 62) + (long long)i * 7);
@@ -519,7 +579,7 @@ static void a_very_long_prefix_is_split_into_parts_that_fit(void **state)
     assert_int_equal(identity_generate(&identity, NULL), SKEP_OK);
     assert_int_equal(publication_new(&swarm, &identity, experts, EXPERTS, &p, NULL), SKEP_OK);
     struct publication_state all = state_at(clock_wall_ms() / 1000, PUBLISH_ALL);
-    assert_int_equal(publication_update(p, NULL, NULL, &all, &locals), EXPERTS);
+    assert_int_equal(publication_update(p, &no_source, &all, &locals), EXPERTS);
     size_t count = publication_round(p, &all, &d);
     for (size_t i = 0; i < count; i++) {
         if (d[i].record->kind != RECORD_PREFIX)
@@ -568,6 +628,7 @@ int main(void)
         cmocka_unit_test(a_file_of_any_bytes_is_survived),
         cmocka_unit_test(saving_where_it_cannot_be_says_where),
         cmocka_unit_test(only_what_failed_is_tried_again_and_only_what_was_told_is_withdrawn),
+        cmocka_unit_test(one_expert_takes_the_place_of_another),
         cmocka_unit_test(a_very_long_prefix_is_split_into_parts_that_fit),
     };
     skep_log_set(SKEP_LOG_ERROR, NULL, NULL);

@@ -151,6 +151,8 @@ static void expert_survives_the_round_trip(void **state)
         struct record in = expert_record(), out;
         uint8_t key[RECORD_KEY_BYTES];
         in.expert.offline = s == 1;
+        if (s == 1)
+            in.expert.claim = (struct record_claim){RECORD_CLAIM_NEW, true, 1800000000};
         struct bytes data = encode(&in, swarms[s], key);
         assert_int_equal(decode(&out, &data, swarms[s], key), SKEP_OK);
         assert_int_equal(out.kind, RECORD_EXPERT);
@@ -167,6 +169,9 @@ static void expert_survives_the_round_trip(void **state)
         assert_int_equal(out.expert.offline, in.expert.offline);
         assert_true(out.expert.load.examples_per_s == 12.5);
         assert_int_equal(out.expert.load.queued_tasks, 9);
+        assert_int_equal(out.expert.claim.level, in.expert.claim.level);
+        assert_int_equal(out.expert.claim.random, in.expert.claim.random);
+        assert_int_equal(out.expert.claim.since_s, in.expert.claim.since_s);
         assert_true(record_value_id(&out) == record_value_id(&in));
         record_free(&out);
         bytes_free(&data);
