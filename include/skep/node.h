@@ -135,6 +135,9 @@ struct skep_node_options {
     /** Of max_connections, as many may come from one IPv4 address or IPv6 /64; loopback is not
      * counted. 0 (default): a quarter, at least 16. */
     unsigned max_connections_per_address;
+    /** Where fewer UIDs of a pattern are free than skep_node_add_pattern() asks for: host those,
+     * with a warning, instead of failing. Default false. */
+    bool allow_fewer;
 };
 
 SKEP_API void skep_node_options_init(struct skep_node_options *options);
@@ -165,8 +168,11 @@ SKEP_API SKEP_MUST_CHECK skep_status skep_node_add_expert(struct skep_node *node
  * Adds `count` experts with random UIDs of a pattern such as `ffn.[0:32].[0:256]`: each different,
  * none added before, none that the DHT already knows. They are chosen and made in
  * skep_node_start(), which waits up to 10 s for the swarm then; if no peer answers by then it
- * chooses without asking, with a warning. Experts of the pattern that checkpoint_dir holds, of this
- * class and size, come first, and are loaded.
+ * chooses without asking, with a warning. Of two nodes that pick one UID at the same time, one
+ * gives it up for another that is free: before skep_node_start() returns, which takes half a
+ * second, at most 5 s, or, while the expert is untrained, in the first minute among peers (the list
+ * of experts changes then; docs/operations.md, "Random UIDs"). Experts of the pattern that
+ * checkpoint_dir holds, of this class and size, come first, and are loaded.
  * @param options  copied. Expert `uid` gets the seed skep_expert_seed(options->seed, uid).
  * @return SKEP_INVALID_ARGUMENT for a bad pattern (quoted, the wrong part named), a count of 0 or
  *         more than the pattern holds, or bad options.
@@ -215,8 +221,8 @@ SKEP_API uint64_t skep_expert_seed(uint64_t seed, const char *uid);
  *         before; SKEP_PERMISSION_DENIED if a port may not be bound; SKEP_RESOURCE_EXHAUSTED if the
  *         experts at work would need more memory than max_memory (told before any of it is
  *         taken, with the sum), or too few UIDs of a pattern are
- *         free; SKEP_CANCELLED if a stop was asked for before it was up. Nothing is left running
- *         after a failure.
+ *         free, without allow_fewer; SKEP_CANCELLED if a stop was asked for before it was up.
+ * Nothing is left running after a failure.
  */
 SKEP_API SKEP_MUST_CHECK skep_status skep_node_start(struct skep_node *node,
                                                      struct skep_error *err);
@@ -266,7 +272,8 @@ SKEP_API const char *skep_node_tracker_endpoint(const struct skep_node *node);
 /** What STOP must present to it; "" if there is none. */
 SKEP_API const char *skep_node_tracker_stop_key(const struct skep_node *node);
 SKEP_API size_t skep_node_expert_count(const struct skep_node *node);
-/** UID of an expert, index < count, sorted by UID once started; NULL beyond. */
+/** UID of an expert, index < count, sorted by UID once started; NULL beyond. Where an expert of a
+ * pattern gives its UID up, another takes its place in the order. */
 SKEP_API const char *skep_node_expert_uid(const struct skep_node *node, size_t index);
 
 /** One direction of one expert, or the sum over experts. */

@@ -79,6 +79,11 @@ static const struct option_spec specs[] = {
      .min = 1,
      .max = 100000,
      .help = "how many of --expert-pattern; without it 1"},
+    {.name = "allow-fewer",
+     .kind = OPTION_FLAG,
+     .help =
+         "where fewer UIDs of --expert-pattern are free than --num-experts asks for, host those "
+         "instead of refusing to start"},
     {.name = "expert-cls",
      .kind = OPTION_STRING,
      .placeholder = "CLASS",
@@ -381,6 +386,7 @@ static void fill_node_options(const struct options *o, struct texts *texts,
     out->checkpoint_period_ms = (uint32_t)(options_float(o, "checkpoint-period") * 1000.0);
     out->keep_checkpoints = (unsigned)options_int(o, "keep-checkpoints");
     out->strict_checkpoints = options_flag(o, "strict-checkpoints");
+    out->allow_fewer = options_flag(o, "allow-fewer");
     out->no_tracker = options_flag(o, "no-tracker");
     out->tracker_listen = swarm_option_endpoint(o, "tracker-listen", texts->tracker_listen);
     out->no_federation = options_flag(o, "no-federation");
@@ -625,6 +631,28 @@ static void print_stats(struct skep_node *node, const char *event)
         json_leases(&s)));
 }
 
+/* Which experts the node serves, as a number. */
+static uint64_t experts_mark(struct skep_node *node)
+{
+    uint64_t mark = 0xcbf29ce484222325u;
+    const char *uid;
+
+    for (size_t i = 0; (uid = skep_node_expert_uid(node, i)) != NULL; i++)
+        mark = (mark ^ skep_expert_seed(0, uid)) * 0x100000001b3u;
+    return mark;
+}
+
+/* Once one of them has given its UID up for another one. */
+static void print_experts(struct skep_node *node, uint64_t *last)
+{
+    uint64_t mark = experts_mark(node);
+
+    if (mark != *last)
+        json_print_event(
+            json_pack("{s:s, s:o}", "event", "experts", "experts", json_experts(node)));
+    *last = mark;
+}
+
 /* Whenever it is no longer what was printed last. */
 static void print_reachability(struct skep_node *node, enum skep_reachability *last)
 {
@@ -642,6 +670,7 @@ struct serving {
     struct skep_node *node;
     uint64_t interval_us, next_us; /* of the statistics; next_us CLOCK_NEVER: they are not wanted */
     enum skep_reachability reachability;
+    uint64_t experts; /* experts_mark() */
 };
 
 static bool wait_node(void *arg, uint32_t timeout_ms)
@@ -659,6 +688,7 @@ static void report_node(void *arg)
     struct serving *s = arg;
 
     print_reachability(s->node, &s->reachability);
+    print_experts(s->node, &s->experts);
     if (clock_mono_us() < s->next_us)
         return;
     print_stats(s->node, "stats");
@@ -666,7 +696,7 @@ static void report_node(void *arg)
 }
 
 /* Waits for the end, reporting on the way. */
-static void wait_stopped(const struct options *o, struct skep_node *node)
+static void wait_stopped(const struct options *o, struct skep_node *node, uint64_t experts)
 {
     uint64_t interval_ms = (uint64_t)options_int(o, "stats-report-interval") * 1000;
     struct serving s = {
@@ -674,6 +704,7 @@ static void wait_stopped(const struct options *o, struct skep_node *node)
         .interval_us = interval_ms * 1000,
         .next_us = interval_ms > 0 ? clock_deadline_us(interval_ms) : CLOCK_NEVER,
         .reachability = SKEP_REACH_UNKNOWN,
+        .experts = experts,
     };
     const struct service_run run = {
         .wait = wait_node,
@@ -703,13 +734,15 @@ static int run(const struct options *o, struct skep_node *node)
     signals_begin(stop, node);
     rc = skep_node_start(node, &err);
     if (rc == SKEP_OK) {
+        /* Before they are printed: a change meanwhile is one. */
+        uint64_t experts = experts_mark(node);
         /* It serves already; what is published by then is there when others look. */
         skep_status ready = skep_node_wait_ready(node, READY_TIMEOUT_MS, NULL);
         if (json && ready == SKEP_OK)
             print_ready(node);
         if (ready != SKEP_FAILED_PRECONDITION) /* stopped */
             service_notify_ready();
-        wait_stopped(o, node);
+        wait_stopped(o, node, experts);
         if (json)
             print_stats(node, "stopped");
         rc = skep_node_run(node, &err); /* it has stopped: only whether all was saved */

@@ -20,10 +20,15 @@ static int check_needs(struct options *o)
     static const struct {
         const char *name, *needs;
     } rows[] = {
-        {"num-experts", "expert-pattern"},       {"load-experts", "checkpoint-dir"},
-        {"checkpoint-period", "checkpoint-dir"}, {"keep-checkpoints", "checkpoint-dir"},
-        {"strict-checkpoints", "load-experts"},  {"lease-timeout", "tracker-key"},
-        {"lease-silence", "tracker-key"},        {"tracker", "tracker-key"},
+        {"num-experts", "expert-pattern"},
+        {"load-experts", "checkpoint-dir"},
+        {"allow-fewer", "expert-pattern"},
+        {"checkpoint-period", "checkpoint-dir"},
+        {"keep-checkpoints", "checkpoint-dir"},
+        {"strict-checkpoints", "load-experts"},
+        {"lease-timeout", "tracker-key"},
+        {"lease-silence", "tracker-key"},
+        {"tracker", "tracker-key"},
     };
     int code = CLI_DONE;
 

@@ -22,9 +22,10 @@ enum {
 struct checkpointer {
     struct checkpointer_config config;
     struct thread thread;
-    pthread_mutex_t lock; /* guards is_stopping and stats */
-    pthread_cond_t wake;  /* is_stopping */
+    pthread_mutex_t lock; /* guards is_stopping, is_woken, stats */
+    pthread_cond_t wake;  /* is_stopping, is_woken */
     bool is_stopping;
+    bool is_woken; /* a round is wanted now */
     struct checkpointer_stats stats;
     /* Of the thread that works on a round. */
     bool was_failing;
@@ -44,13 +45,16 @@ static bool is_changed(const struct hosted *hosted)
     return !hosted->is_saved || hosted->saved_updates != expert_update_count(hosted->expert);
 }
 
-size_t checkpointer_room(struct hosted *const *experts, size_t count)
+/* The most bytes that a copy takes. */
+static size_t copy_room(struct roster *roster)
 {
     size_t room = 0;
+    struct hosted *hosted;
 
-    for (size_t i = 0; i < count; i++) {
-        size_t bytes = expert_state_bytes(experts[i]->expert);
+    for (size_t i = 0; (hosted = roster_hold_at(roster, i)) != NULL; i++) {
+        size_t bytes = expert_state_bytes(hosted->expert);
         room = bytes > room ? bytes : room;
+        hosted_release(hosted);
     }
     return room;
 }
@@ -110,7 +114,7 @@ static skep_status save_one(struct checkpointer *cp, struct hosted *hosted, floa
 static void visit(struct checkpointer *cp, struct hosted *hosted, struct round *round)
 {
     struct skep_error err = {0};
-    size_t room = checkpointer_room(cp->config.experts, cp->config.expert_count);
+    size_t room = copy_room(cp->config.roster);
     skep_status rc = SKEP_OK;
 
     if (round->copy == NULL) {
@@ -146,13 +150,27 @@ static void report(struct checkpointer *cp, const struct round *round)
     cp->was_failing = true;
 }
 
+/* An untrained expert whose UID may yet turn out to be another node's: its checkpoint would bring
+ * the UID back at the next start. */
+static bool may_yield(const struct hosted *hosted)
+{
+    struct record_claim claim;
+
+    hosted_claim(hosted, &claim);
+    return claim.level != RECORD_CLAIM_KEPT;
+}
+
 static void run_round(struct checkpointer *cp)
 {
     struct round round = {0};
+    struct hosted *hosted;
 
-    for (size_t i = 0; i < cp->config.expert_count && !is_stopping(cp); i++)
-        if (is_changed(cp->config.experts[i]))
-            visit(cp, cp->config.experts[i], &round);
+    for (size_t i = 0; !is_stopping(cp) && (hosted = roster_hold_at(cp->config.roster, i)) != NULL;
+         i++) {
+        if (is_changed(hosted) && !may_yield(hosted))
+            visit(cp, hosted, &round);
+        hosted_release(hosted);
+    }
     mem_free(round.copy);
     report(cp, &round);
 }
@@ -179,9 +197,10 @@ static void tell_lost(const struct hosted *hosted, const char *why)
 static bool wait_until(struct checkpointer *cp, uint64_t until_us)
 {
     pthread_mutex_lock(&cp->lock);
-    while (!cp->is_stopping && cond_wait_until(&cp->wake, &cp->lock, until_us))
+    while (!cp->is_stopping && !cp->is_woken && cond_wait_until(&cp->wake, &cp->lock, until_us))
         continue;
     bool stopping = cp->is_stopping;
+    cp->is_woken = false;
     pthread_mutex_unlock(&cp->lock);
     return stopping;
 }
@@ -229,24 +248,36 @@ void checkpointer_stop(struct checkpointer *cp)
     thread_join(&cp->thread);
 }
 
+void checkpointer_wake(struct checkpointer *cp)
+{
+    if (cp == NULL)
+        return;
+    pthread_mutex_lock(&cp->lock);
+    cp->is_woken = true;
+    pthread_cond_broadcast(&cp->wake);
+    pthread_mutex_unlock(&cp->lock);
+}
+
 size_t checkpointer_finish(struct checkpointer *cp)
 {
     struct round round = {0};
     size_t changed = 0, lost = 0;
+    struct hosted *hosted;
 
-    for (size_t i = 0; i < cp->config.expert_count; i++)
-        changed += is_changed(cp->config.experts[i]);
+    for (size_t i = 0; (hosted = roster_hold_at(cp->config.roster, i)) != NULL; i++) {
+        changed += is_changed(hosted);
+        hosted_release(hosted);
+    }
     if (changed == 0)
         return 0;
     log_info("node: saving %zu expert%s", changed, changed == 1 ? "" : "s");
-    for (size_t i = 0; i < cp->config.expert_count; i++) {
-        struct hosted *hosted = cp->config.experts[i];
-
+    for (size_t i = 0; (hosted = roster_hold_at(cp->config.roster, i)) != NULL; i++) {
         round.failed = 0; /* `why` is of this one then */
         if (is_changed(hosted))
             visit(cp, hosted, &round);
         if (round.failed > 0 && lost++ < LOST_LOGGED)
             tell_lost(hosted, round.why.message);
+        hosted_release(hosted);
     }
     mem_free(round.copy);
     if (lost > LOST_LOGGED)
@@ -256,12 +287,15 @@ size_t checkpointer_finish(struct checkpointer *cp)
 
 void checkpointer_stats(struct checkpointer *cp, struct checkpointer_stats *out)
 {
+    struct hosted *hosted;
+
     pthread_mutex_lock(&cp->lock);
     *out = cp->stats;
     pthread_mutex_unlock(&cp->lock);
-    for (size_t i = 0; i < cp->config.expert_count; i++) {
-        uint64_t wait = expert_snapshot_wait_us(cp->config.experts[i]->expert);
+    for (size_t i = 0; (hosted = roster_hold_at(cp->config.roster, i)) != NULL; i++) {
+        uint64_t wait = expert_snapshot_wait_us(hosted->expert);
         out->longest_wait_us = wait > out->longest_wait_us ? wait : out->longest_wait_us;
+        hosted_release(hosted);
     }
 }
 

@@ -12,16 +12,15 @@
 #include <stdint.h>
 #include <skep/status.h>
 #include "experts/checkpoint_dir.h"
-#include "node/hosted.h"
+#include "node/roster.h"
 
 struct checkpointer;
 
 struct checkpointer_config {
     const struct checkpoint_dir *dir; /* open for writing; borrowed until checkpointer_free() */
-    struct hosted *const *experts;    /* the same */
-    size_t expert_count;
-    uint32_t period_ms; /* between the beginnings of two rounds */
-    size_t keep;        /* checkpoints of one expert; at least 1 */
+    struct roster *roster;            /* the same */
+    uint32_t period_ms;               /* between the beginnings of two rounds */
+    size_t keep;                      /* checkpoints of one expert; at least 1 */
 };
 
 struct checkpointer_stats {
@@ -33,6 +32,9 @@ struct checkpointer_stats {
 /* Starts the thread. Its first round, of experts that have no checkpoint yet, begins at once. */
 SKEP_MUST_CHECK skep_status checkpointer_new(const struct checkpointer_config *config,
                                              struct checkpointer **out, struct skep_error *err);
+/* Runs a round soon: there are experts now that the rounds before have left out, since their UIDs
+ * might still have been given up. Any thread; NULL is allowed. */
+void checkpointer_wake(struct checkpointer *cp);
 /* Ends the thread; a file being written is finished first. NULL is allowed. */
 void checkpointer_stop(struct checkpointer *cp);
 /* Saves what has changed since it was saved, on the calling thread, after checkpointer_stop().
@@ -41,8 +43,5 @@ void checkpointer_stop(struct checkpointer *cp);
 size_t checkpointer_finish(struct checkpointer *cp);
 void checkpointer_stats(struct checkpointer *cp, struct checkpointer_stats *out);
 void checkpointer_free(struct checkpointer *cp); /* stops; NULL is allowed */
-
-/* The most bytes that a copy takes. */
-size_t checkpointer_room(struct hosted *const *experts, size_t count);
 
 #endif

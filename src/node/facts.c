@@ -47,14 +47,30 @@ const char *skep_node_tracker_stop_key(const struct skep_node *node)
     return node->tracker_stop_key;
 }
 
+/* Reading it changes nothing but its lock and counts of holders. */
+static struct roster *roster_of(const struct skep_node *node)
+{
+    return (struct roster *)(uintptr_t)&node->roster;
+}
+
+static struct hosted *hold_at(const struct skep_node *node, size_t index)
+{
+    return roster_hold_at(roster_of(node), index);
+}
+
 size_t skep_node_expert_count(const struct skep_node *node)
 {
-    return node->expert_count;
+    return roster_count(roster_of(node));
 }
 
 const char *skep_node_expert_uid(const struct skep_node *node, size_t index)
 {
-    return index < node->expert_count ? node->experts[index]->uid : NULL;
+    struct hosted *hosted = hold_at(node, index);
+
+    if (hosted == NULL)
+        return NULL;
+    hosted_release(hosted);
+    return hosted->uid; /* the roster keeps the text also of one that it retires */
 }
 
 /* 33088 as "33,088". */
@@ -75,18 +91,21 @@ static const char *with_commas(uint64_t n, char *out, size_t cap)
 
 static void log_experts(const struct skep_node *node)
 {
+    size_t count = skep_node_expert_count(node);
+    struct hosted *hosted;
     char text[32];
 
-    for (size_t i = 0; i < node->expert_count && i < EXPERTS_LOGGED; i++)
-        log_info("expert %s: %s in %s, %s parameter%s", node->experts[i]->uid,
-                 expert_class_name(node->experts[i]->expert),
-                 expert_precision_name(node->experts[i]->expert),
-                 with_commas(expert_parameter_count(node->experts[i]->expert), text, sizeof(text)),
-                 text_plural(expert_parameter_count(node->experts[i]->expert)));
-    if (node->expert_count == 0)
+    for (size_t i = 0; i < EXPERTS_LOGGED && (hosted = hold_at(node, i)) != NULL; i++) {
+        log_info("expert %s: %s in %s, %s parameter%s", hosted->uid,
+                 expert_class_name(hosted->expert), expert_precision_name(hosted->expert),
+                 with_commas(expert_parameter_count(hosted->expert), text, sizeof(text)),
+                 text_plural(expert_parameter_count(hosted->expert)));
+        hosted_release(hosted);
+    }
+    if (count == 0)
         log_info("hosting no experts");
-    if (node->expert_count > EXPERTS_LOGGED)
-        log_info("and %zu more", node->expert_count - EXPERTS_LOGGED);
+    if (count > EXPERTS_LOGGED)
+        log_info("and %zu more", count - EXPERTS_LOGGED);
 }
 
 void node_log_facts(struct skep_node *node)
@@ -247,17 +266,19 @@ void skep_node_stats(struct skep_node *node, struct skep_node_stats *out)
         out->uptime_ms = (clock_mono_us() - node->started_us) / 1000;
     runtime_stats(node->runtime, &runtime);
     once_stats(node->once, &once);
-    out->experts = node->expert_count;
+    out->experts = roster_count(&node->roster);
     out->inline_batches = runtime.inline_batches;
     out->stalls = runtime.stalls;
     out->calls_refused = atomic_load(&node->service.refused);
     out->anomalies = atomic_load(&node->service.anomalies);
     out->repeats_answered = once.repeats;
     out->repeats_remembered = once.entries;
-    for (size_t i = 0; i < node->expert_count; i++) {
+    struct hosted *hosted;
+    for (size_t i = 0; (hosted = roster_hold_at(&node->roster, i)) != NULL; i++) {
         struct skep_expert_stats expert;
 
-        hosted_stats(node->experts[i], &expert);
+        hosted_stats(hosted, &expert);
+        hosted_release(hosted);
         out->skipped_steps += expert.skipped_steps;
         out->experts_stalled += expert.forward.stalled || expert.backward.stalled;
         pool_stats_add(&out->forward, &expert.forward);
@@ -317,9 +338,12 @@ skep_status skep_node_tracker_each_key(struct skep_node *node, skep_tracker_key_
 
 bool skep_node_expert_stats(struct skep_node *node, size_t index, struct skep_expert_stats *out)
 {
+    struct hosted *hosted = roster_hold_at(&node->roster, index);
+
     memset(out, 0, sizeof(*out));
-    if (index >= node->expert_count)
+    if (hosted == NULL)
         return false;
-    hosted_stats(node->experts[index], out);
+    hosted_stats(hosted, out);
+    hosted_release(hosted);
     return true;
 }

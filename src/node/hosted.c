@@ -35,6 +35,7 @@ skep_status hosted_new(const char *uid, const struct skep_expert_options *option
     }
     schema_digest(&hosted->description.schema, hosted->schema_digest);
     hosted->last_us = clock_mono_us();
+    hosted->since_s = clock_wall_ms() / 1000;
     *out = hosted;
     return SKEP_OK;
 }
@@ -56,6 +57,43 @@ void hosted_free(struct hosted *hosted)
         return;
     expert_free(hosted->expert);
     mem_free(hosted);
+}
+
+void hosted_hold(struct hosted *hosted)
+{
+    atomic_fetch_add_explicit(&hosted->holders, 1, memory_order_relaxed);
+}
+
+void hosted_release(struct hosted *hosted)
+{
+    /* Who frees the expert must see that all work with it has ended. */
+    atomic_fetch_sub_explicit(&hosted->holders, 1, memory_order_release);
+}
+
+bool hosted_unmake(struct hosted *hosted)
+{
+    if (atomic_load_explicit(&hosted->holders, memory_order_acquire) > 0)
+        return false;
+    expert_free(hosted->expert);
+    hosted->expert = NULL;
+    return true;
+}
+
+void hosted_claim(const struct hosted *hosted, struct record_claim *out)
+{
+    const struct uid_life life = {
+        .random = hosted->wish != NULL,
+        .kept = atomic_load(&hosted->kept),
+        .settled = atomic_load(&hosted->settled),
+        .updates = hosted->expert != NULL ? expert_update_count(hosted->expert) : 0,
+        .joined_us = atomic_load(&hosted->joined_us),
+    };
+
+    *out = (struct record_claim){
+        .level = uid_level(&life, clock_mono_us()),
+        .random = life.random,
+        .since_s = hosted->since_s,
+    };
 }
 
 /* An output's open dimensions are those of the first input at the same place. */

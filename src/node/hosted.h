@@ -14,7 +14,12 @@
 #include <skep/node.h>
 #include "dht/record.h"
 #include "experts/expert.h"
+#include "node/uid_rule.h"
 #include "runtime/task_pool.h"
+
+struct pattern_wish;
+
+enum { HOSTED_RIVALS = 4 }; /* peers with the same UID that were reported already */
 
 struct hosted {
     char uid[UID_BYTES];
@@ -32,6 +37,16 @@ struct hosted {
     /* Of the DHT handler's thread: the rate since the last publication. */
     uint64_t last_examples, last_us;
     _Atomic double examples_per_s;
+    /* How its UID is held: set before the node opens, or by the thread of claims.h. */
+    const struct pattern_wish *wish; /* whose pattern the UID was picked from; NULL: none */
+    int64_t since_s;                 /* Unix seconds */
+    atomic_bool kept, settled;
+    _Atomic uint64_t joined_us;
+    uint8_t rivals[HOSTED_RIVALS][PEER_ID_BYTES]; /* the newest, in a ring */
+    size_t rival_count;
+    /* Of roster.h. */
+    atomic_int holders;
+    struct hosted *next_retired;
 };
 
 struct hosted_limits {
@@ -46,6 +61,13 @@ SKEP_MUST_CHECK skep_status hosted_new(const char *uid, const struct skep_expert
                                        struct hosted **out, struct skep_error *err);
 SKEP_MUST_CHECK skep_status hosted_make(struct hosted *hosted, struct skep_error *err);
 void hosted_free(struct hosted *hosted); /* after the runtime is gone. NULL is allowed */
+/* As long as one is held, its expert is not freed. Taken from the roster (roster.h). */
+void hosted_hold(struct hosted *hosted);
+void hosted_release(struct hosted *hosted);
+/* Frees the expert of one that the roster has retired; false while somebody holds it. */
+bool hosted_unmake(struct hosted *hosted);
+/* How firmly the node holds its UID, as its record says. Any thread. */
+void hosted_claim(const struct hosted *hosted, struct record_claim *out);
 /* Makes its pools. */
 SKEP_MUST_CHECK skep_status hosted_open(struct hosted *hosted, struct runtime *runtime,
                                         const struct hosted_limits *limits, struct skep_error *err);

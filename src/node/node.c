@@ -36,6 +36,7 @@ skep_status skep_node_new(const struct skep_node_options *options, struct skep_n
         mem_free(node);
         return rc;
     }
+    roster_init(&node->roster);
     pthread_mutex_init(&node->parts, NULL);
     pthread_mutex_init(&node->lock, NULL);
     pthread_mutex_init(&node->joining, NULL);
@@ -61,13 +62,12 @@ void skep_node_free(struct skep_node *node)
         log_error("node: an expert is still at work; what it uses is not freed");
         return;
     }
+    claims_free(node->claims);
     checkpointer_free(node->checkpointer);
     checkpoint_dir_close(&node->checkpoints);
     runtime_free(node->runtime);
     once_free(node->once);
-    for (size_t i = 0; i < node->expert_count; i++)
-        hosted_free(node->experts[i]);
-    mem_free(node->experts);
+    roster_fini(&node->roster);
     while (node->wishes != NULL) {
         struct pattern_wish *wish = node->wishes;
 
@@ -103,34 +103,26 @@ skep_status node_check_new(struct skep_node *node, const char *what, struct skep
 
 skep_status node_keep_hosted(struct skep_node *node, struct hosted *hosted, struct skep_error *err)
 {
-    for (size_t i = 0; i < node->expert_count; i++)
-        if (strcmp(node->experts[i]->uid, hosted->uid) == 0)
-            return error_set(err, SKEP_INVALID_ARGUMENT, "expert %s: added twice", hosted->uid);
+    if (roster_lists(&node->roster, hosted->uid))
+        return error_set(err, SKEP_INVALID_ARGUMENT, "expert %s: added twice", hosted->uid);
     if (node->settings.checkpoint_dir != NULL) {
         skep_status rc = checkpoint_dir_check_uid(hosted->uid, err);
 
         if (rc != SKEP_OK)
             return rc;
     }
-    if (node->expert_count == node->expert_cap) {
-        size_t cap = node->expert_cap == 0 ? 16 : node->expert_cap * 2;
-        struct hosted **experts = mem_realloc(node->experts, cap * sizeof(*experts));
-
-        if (experts == NULL)
-            return error_no_memory(err, "experts", cap * sizeof(*experts));
-        node->experts = experts;
-        node->expert_cap = cap;
-    }
-    node->experts[node->expert_count++] = hosted;
-    return SKEP_OK;
+    return roster_append(&node->roster, hosted, err);
 }
 
 skep_status node_add_hosted(struct skep_node *node, const char *uid,
-                            const struct skep_expert_options *options, struct skep_error *err)
+                            const struct skep_expert_options *options,
+                            const struct pattern_wish *wish, struct skep_error *err)
 {
     struct hosted *hosted;
     skep_status rc = hosted_new(uid, options, &hosted, err);
 
+    if (rc == SKEP_OK)
+        hosted->wish = wish;
     if (rc == SKEP_OK)
         rc = node_keep_hosted(node, hosted, err);
     if (rc != SKEP_OK)
@@ -143,7 +135,7 @@ skep_status skep_node_add_expert(struct skep_node *node, const char *uid,
 {
     skep_status rc = node_check_new(node, "expert added", err);
 
-    return rc == SKEP_OK ? node_add_hosted(node, uid, options, err) : rc;
+    return rc == SKEP_OK ? node_add_hosted(node, uid, options, NULL, err) : rc;
 }
 
 skep_status skep_node_add_pattern(struct skep_node *node, const char *pattern, size_t count,

@@ -15,6 +15,7 @@
 #include "net/server.h"
 #include "node/announce.h"
 #include "node/checkpointer.h"
+#include "node/claims.h"
 #include "node/dial_back.h"
 #include "node/hosted.h"
 #include "node/leases.h"
@@ -22,6 +23,7 @@
 #include "node/own_address.h"
 #include "node/reach.h"
 #include "node/registration.h"
+#include "node/roster.h"
 #include "node/service.h"
 #include "node/settings.h"
 #include "node/tracking.h"
@@ -57,9 +59,11 @@ struct skep_node {
     struct settings settings;
 
     /* One thread at a time before start; nothing changes them after. */
-    struct hosted **experts; /* owned; sorted by UID once started */
-    size_t expert_count, expert_cap;
+    struct roster roster;
     struct pattern_wish *wishes;       /* owned, in the order of adding */
+    uint64_t chosen_us;                /* when the UIDs of patterns were last seen to be free */
+    unsigned choice_rounds;            /* looks since they were chosen */
+    struct claims *claims;             /* lives until skep_node_free(); NULL: no DHT */
     struct checkpoint_dir checkpoints; /* open from its first use to the stop; see restore.c */
     struct runtime *runtime;           /* these three live until skep_node_free() */
     struct once *once;
@@ -108,10 +112,14 @@ struct skep_node {
 
 /* start.c: everything up to serving; on failure nothing is left running. */
 skep_status node_bring_up(struct skep_node *node, struct skep_error *err);
+/* @param wish  whose pattern the UID was picked from; NULL: none. */
 skep_status node_add_hosted(struct skep_node *node, const char *uid,
-                            const struct skep_expert_options *options, struct skep_error *err);
+                            const struct skep_expert_options *options,
+                            const struct pattern_wish *wish, struct skep_error *err);
 /* Takes an expert that was made, on success only. */
 skep_status node_keep_hosted(struct skep_node *node, struct hosted *hosted, struct skep_error *err);
+/* Makes the pools of an expert that was made. */
+skep_status node_open_hosted(struct skep_node *node, struct hosted *hosted, struct skep_error *err);
 /* SKEP_CANCELLED once a stop was asked for: a start under way then ends. */
 skep_status node_check_stop(const struct skep_node *node, struct skep_error *err);
 /* SKEP_FAILED_PRECONDITION, saying what came too late, once it was started. */
@@ -119,6 +127,9 @@ skep_status node_check_new(struct skep_node *node, const char *what, struct skep
 
 /* wishes.c: chooses the experts of patterns and adds them. */
 skep_status node_add_wishes(struct skep_node *node, struct skep_error *err);
+/* Before the node opens: if making the experts took a while, looks again whether others have taken
+ * their UIDs, and puts others in their place, which are to be made. */
+skep_status node_check_choice(struct skep_node *node, bool *changed, struct skep_error *err);
 
 /* restore.c */
 /* Opens the folder, if there is to be one and it is not open: also for writing, or for reading. One

@@ -191,7 +191,7 @@ skep_status node_open_registration(struct skep_node *node, struct skep_error *er
         .port = s->has_announce && s->announce.port != 0 ? s->announce.port : node->port,
         .peer_id = s->peer_id,
         .endpoint = node->endpoint,
-        .expert_count = node->expert_count,
+        .expert_count = node->roster.count,
         .leases = node->leases,
     };
     struct registration *registration = NULL;
@@ -203,11 +203,11 @@ skep_status node_open_registration(struct skep_node *node, struct skep_error *er
         config.tracker = s->tracker;
     else
         own_tracker(node, &config.tracker);
-    experts = mem_calloc(node->expert_count, sizeof(*experts));
+    experts = mem_calloc(node->roster.count, sizeof(*experts));
     if (experts == NULL)
-        return error_no_memory(err, "registration", node->expert_count * sizeof(*experts));
-    for (size_t i = 0; i < node->expert_count; i++)
-        experts[i] = node->experts[i]->uid;
+        return error_no_memory(err, "registration", node->roster.count * sizeof(*experts));
+    for (size_t i = 0; i < node->roster.count; i++)
+        experts[i] = node->roster.items[i]->uid;
     config.experts = experts;
     skep_status rc = registration_new(&config, &registration, err);
     mem_free(experts);

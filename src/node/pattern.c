@@ -108,31 +108,38 @@ static skep_status ask_round(const struct uid_pattern *pattern, uint64_t total, 
 }
 
 skep_status pattern_choose(const struct uid_pattern *pattern, size_t wanted, pattern_taken_fn taken,
-                           void *arg, char (*uids)[UID_BYTES], struct skep_error *err)
+                           void *arg, char (*uids)[UID_BYTES], size_t *chosen,
+                           struct skep_error *err)
 {
     uint64_t total = uid_pattern_count(pattern);
     struct number_set tried = {0};
     struct round *round = mem_alloc(sizeof(*round));
-    size_t chosen = 0;
     skep_status rc = SKEP_OK;
 
+    *chosen = 0;
     if (round == NULL)
         return error_no_memory(err, "pattern", sizeof(*round));
-    while (chosen < wanted && tried.count < total && rc == SKEP_OK) {
-        size_t count = wanted - chosen < ROUND ? wanted - chosen : ROUND;
+    while (*chosen < wanted && tried.count < total && rc == SKEP_OK) {
+        size_t count = wanted - *chosen < ROUND ? wanted - *chosen : ROUND;
 
         if (count > total - tried.count)
             count = (size_t)(total - tried.count);
         rc = ask_round(pattern, total, count, &tried, round, taken, arg, err);
         for (size_t i = 0; i < count && rc == SKEP_OK; i++)
             if (!round->taken[i])
-                memcpy(uids[chosen++], round->uids[i], UID_BYTES);
+                memcpy(uids[(*chosen)++], round->uids[i], UID_BYTES);
     }
-    if (rc == SKEP_OK && chosen < wanted)
-        rc = error_set(err, SKEP_RESOURCE_EXHAUSTED,
-                       "pattern of %s: %zu of %" PRIu64 " UIDs are free, expected %zu",
-                       pattern->name, chosen, total, wanted);
     mem_free(tried.slots);
     mem_free(round);
     return rc;
+}
+
+skep_status pattern_refuse(const struct uid_pattern *pattern, size_t free_count, size_t wanted,
+                           struct skep_error *err)
+{
+    return error_set(err, SKEP_RESOURCE_EXHAUSTED,
+                     "pattern of %s: %zu of %" PRIu64 " UIDs %s free, expected %zu; with "
+                     "--allow-fewer (allow_fewer) a node hosts those that are free",
+                     pattern->name, free_count, uid_pattern_count(pattern),
+                     free_count == 1 ? "is" : "are", wanted);
 }

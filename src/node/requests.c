@@ -32,8 +32,10 @@ struct request {
 static void let_go(struct request *request)
 {
     /* The last one must see all that the other did with it. */
-    if (atomic_fetch_sub_explicit(&request->holders, 1, memory_order_acq_rel) == 1)
-        mem_free(request);
+    if (atomic_fetch_sub_explicit(&request->holders, 1, memory_order_acq_rel) != 1)
+        return;
+    hosted_release(request->hosted);
+    mem_free(request);
 }
 
 /* --- checks of HEADERS --------------------------------------------------------------------- */
@@ -119,19 +121,25 @@ skep_status request_start(struct service *service, struct server_call *call,
                           const struct call_headers *headers, bool is_backward,
                           struct request **out, struct skep_error *err)
 {
-    struct hosted *hosted = service_find(service, headers->uid);
+    struct hosted *hosted = service_hold(service, headers->uid, err);
     struct request *request;
     int64_t rows = 0;
-    skep_status rc = check_headers(service, hosted, headers, is_backward, &rows, err);
+    skep_status rc;
 
     *out = NULL;
+    if (hosted == NULL)
+        return SKEP_NOT_FOUND;
+    rc = check_headers(service, hosted, headers, is_backward, &rows, err);
     if (rc != SKEP_OK) {
         error_prefix(err, "expert %s, %s", hosted->uid, headers->method);
+        hosted_release(hosted);
         return rc;
     }
     request = mem_calloc(1, sizeof(*request));
-    if (request == NULL)
+    if (request == NULL) {
+        hosted_release(hosted);
         return error_no_memory(err, headers->method, sizeof(*request));
+    }
     atomic_init(&request->holders, 1);
     request->service = service;
     request->hosted = hosted;

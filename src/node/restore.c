@@ -34,8 +34,8 @@ static bool may_learn(const struct skep_expert_options *options)
 /* Whether something of what is hosted will have to be saved. */
 static bool must_save(const struct skep_node *node)
 {
-    for (size_t i = 0; i < node->expert_count; i++) {
-        const struct hosted *hosted = node->experts[i];
+    for (size_t i = 0; i < node->roster.count; i++) {
+        const struct hosted *hosted = node->roster.items[i];
         if (may_learn(&hosted->settings.options) ||
             (!hosted->is_saved && !checkpoint_dir_has(&node->checkpoints, hosted->uid)))
             return true;
@@ -69,6 +69,7 @@ static void note_loaded(struct hosted *hosted, const struct checkpoint *c, const
 {
     note_other_uid(c, path, hosted->uid);
     hosted->is_saved = true;
+    atomic_store(&hosted->kept, true);
     hosted->saved_updates = expert_update_count(hosted->expert);
     log_info("expert %s: loaded from %s", hosted->uid, path);
 }
@@ -93,8 +94,8 @@ skep_status node_restore_experts(struct skep_node *node, struct skep_error *err)
 
     if (rc != SKEP_OK || node->checkpoints.path == NULL)
         return rc;
-    for (size_t i = 0; i < node->expert_count && rc == SKEP_OK; i++) {
-        struct hosted *hosted = node->experts[i];
+    for (size_t i = 0; i < node->roster.count && rc == SKEP_OK; i++) {
+        struct hosted *hosted = node->roster.items[i];
 
         rc = node_check_stop(node, err);
         if (rc != SKEP_OK || hosted->is_saved)
@@ -248,14 +249,6 @@ static skep_status check_entry(const struct skep_node *node, const char *name,
     return checkpoint_dir_check_entry(&node->checkpoints, name, err);
 }
 
-static bool is_hosted(const struct skep_node *node, const char *uid)
-{
-    for (size_t i = 0; i < node->expert_count; i++)
-        if (strcmp(node->experts[i]->uid, uid) == 0)
-            return true;
-    return false;
-}
-
 /* Loads one entry of the folder, or says why not. @param err  not NULL. */
 static skep_status load_entry(struct skep_node *node, const char *name,
                               const struct uid_pattern *pattern,
@@ -265,7 +258,7 @@ static skep_status load_entry(struct skep_node *node, const char *name,
     bool strict = node->settings.options.strict_checkpoints;
     skep_status rc = check_entry(node, name, pattern, err);
 
-    if (rc == SKEP_OK && is_hosted(node, name))
+    if (rc == SKEP_OK && roster_lists(&node->roster, name))
         return SKEP_OK;
     if (rc == SKEP_OK) {
         rc = load_one(node, name, training, err);
@@ -326,7 +319,7 @@ skep_status node_find_saved(struct skep_node *node, const struct pattern_wish *w
 
         rc = node_check_stop(node, err);
         if (rc != SKEP_OK || check_entry(node, names[i], &wish->pattern, NULL) != SKEP_OK ||
-            is_hosted(node, names[i]))
+            roster_lists(&node->roster, names[i]))
             continue;
         rc = checkpoint_dir_peek(&node->checkpoints, names[i], compare_kept, &kept, err);
         if (rc == SKEP_NOT_FOUND) /* its first save was cut short */

@@ -22,20 +22,19 @@ enum method {
 
 struct method_row {
     const char *name;
-    bool takes_uid;
     bool takes_tensors;
 };
 
 static const struct method_row methods[METHOD_COUNT] = {
-    [METHOD_INFO] = {"info", true, false},
-    [METHOD_FORWARD] = {"forward", true, true},
-    [METHOD_BACKWARD] = {"backward", true, true},
-    [METHOD_PING] = {"ping", false, false},
-    [METHOD_STATS] = {"stats", false, false},
-    [METHOD_DIAL_BACK] = {"dial_back", false, false},
-    [METHOD_LEASE] = {"lease", false, false},
-    [METHOD_TRACKER_REQUEST] = {"tracker.request", false, false},
-    [METHOD_TRACKER_SUMMARY] = {"tracker.summary", false, false},
+    [METHOD_INFO] = {"info", false},
+    [METHOD_FORWARD] = {"forward", true},
+    [METHOD_BACKWARD] = {"backward", true},
+    [METHOD_PING] = {"ping", false},
+    [METHOD_STATS] = {"stats", false},
+    [METHOD_DIAL_BACK] = {"dial_back", false},
+    [METHOD_LEASE] = {"lease", false},
+    [METHOD_TRACKER_REQUEST] = {"tracker.request", false},
+    [METHOD_TRACKER_SUMMARY] = {"tracker.summary", false},
 };
 
 /* The `user` of lease calls, by which on_finished() knows them without comparing names. */
@@ -50,27 +49,19 @@ static enum method method_of(const char *name)
     return (enum method)m;
 }
 
-struct hosted *service_find(const struct service *service, const char *uid)
+struct hosted *service_hold(const struct service *service, const char *uid, struct skep_error *err)
 {
-    size_t low = 0;
-    size_t high = service->expert_count;
+    char quoted[TEXT_QUOTE_BYTES];
+    struct hosted *hosted = roster_hold(service->roster, uid);
 
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        int order = strcmp(service->experts[middle]->uid, uid);
-
-        if (order == 0)
-            return service->experts[middle];
-        if (order < 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return NULL;
+    if (hosted == NULL)
+        error_set(err, SKEP_NOT_FOUND, "expert %s: not served by this node, which has %zu",
+                  text_quote(uid, strlen(uid), quoted), roster_count(service->roster));
+    return hosted;
 }
 
-static skep_status check_call(const struct service *service, const struct call_headers *headers,
-                              enum method method, struct skep_error *err)
+static skep_status check_call(const struct call_headers *headers, enum method method,
+                              struct skep_error *err)
 {
     char quoted[TEXT_QUOTE_BYTES];
 
@@ -83,11 +74,31 @@ static skep_status check_call(const struct service *service, const struct call_h
         return error_set(err, SKEP_INVALID_ARGUMENT, "%s: %zu tensor%s, expected none",
                          methods[method].name, headers->tensor_count,
                          text_plural(headers->tensor_count));
-    if (methods[method].takes_uid && service_find(service, headers->uid) == NULL)
-        return error_set(err, SKEP_NOT_FOUND, "expert %s: not served by this node, which has %zu",
-                         text_quote(headers->uid, strlen(headers->uid), quoted),
-                         service->expert_count);
     return SKEP_OK;
+}
+
+static skep_status check_served(const struct service *service, const char *uid,
+                                struct skep_error *err)
+{
+    struct hosted *hosted = service_hold(service, uid, err);
+
+    if (hosted == NULL)
+        return SKEP_NOT_FOUND;
+    hosted_release(hosted);
+    return SKEP_OK;
+}
+
+static void answer_info(struct service *service, struct server_call *call, const char *uid)
+{
+    struct skep_error err;
+    struct hosted *hosted = service_hold(service, uid, &err);
+
+    if (hosted == NULL) { /* it gave its UID up since the call began */
+        server_call_reply(call, &err, NULL, 0, NULL, 0);
+        return;
+    }
+    report_info(service, call, hosted);
+    hosted_release(hosted);
 }
 
 static skep_status on_started(void *arg, struct server_call *call,
@@ -102,7 +113,9 @@ static skep_status on_started(void *arg, struct server_call *call,
 
     if (err == NULL)
         err = &local;
-    rc = check_call(service, headers, method, err);
+    rc = check_call(headers, method, err);
+    if (rc == SKEP_OK && method == METHOD_INFO)
+        rc = check_served(service, headers->uid, err);
     if (rc == SKEP_OK && methods[method].takes_tensors)
         rc = request_start(service, call, headers, method == METHOD_BACKWARD, &request, err);
     *user = method == METHOD_LEASE ? (void *)&lease_mark : (void *)request;
@@ -131,7 +144,7 @@ static void on_complete(void *arg, struct server_call *call)
         request_complete(server_call_user(call));
         break;
     case METHOD_INFO:
-        report_info(service, call, service_find(service, headers->uid));
+        answer_info(service, call, headers->uid);
         break;
     case METHOD_STATS:
         report_stats(service, call);

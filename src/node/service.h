@@ -18,11 +18,11 @@
 #include "node/hosted.h"
 #include "node/leases.h"
 #include "node/once.h"
+#include "node/roster.h"
 #include "node/tracking.h"
 
 struct service {
-    struct hosted **experts; /* sorted by UID; borrowed */
-    size_t expert_count;
+    struct roster *roster; /* borrowed */
     int64_t max_batch_size;
     bool detect_anomalies;
     enum tensor_encoding encoding, grad_encoding; /* of replies to callers who don't say */
@@ -45,7 +45,8 @@ struct service {
 /* `arg` of these handlers is the service. */
 extern const struct server_handlers service_handlers;
 
-struct hosted *service_find(const struct service *service, const char *uid);
+/* Held: hosted_release(); NULL with SKEP_NOT_FOUND in err if the node does not serve it. */
+struct hosted *service_hold(const struct service *service, const char *uid, struct skep_error *err);
 
 /* requests.c: forward and backward. */
 struct request;

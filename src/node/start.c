@@ -44,9 +44,11 @@ skep_status node_check_memory(const struct skep_node *node, const struct hosted 
     const struct skep_node_options *o = &node->settings.options;
     struct memory_sum sum = {.has_copy = node->settings.checkpoint_dir != NULL};
 
-    for (size_t i = 0; i < node->expert_count; i++)
-        memory_add(&sum, &node->experts[i]->description, 1);
-    for (const struct pattern_wish *w = node->wishes; w != NULL; w = w->next)
+    for (size_t i = 0; i < node->roster.count; i++)
+        memory_add(&sum, &node->roster.items[i]->description, 1);
+    /* Once they are chosen, their experts are in the roster. */
+    for (const struct pattern_wish *w = node->chosen_us == 0 ? node->wishes : NULL; w != NULL;
+         w = w->next)
         memory_add(&sum, &w->description, w->count);
     if (more != NULL)
         memory_add(&sum, &more->description, 1);
@@ -54,11 +56,6 @@ skep_status node_check_memory(const struct skep_node *node, const struct hosted 
 }
 
 /* --- experts and their runtime ------------------------------------------------------------- */
-
-static int by_uid(const void *a, const void *b)
-{
-    return strcmp((*(struct hosted *const *)a)->uid, (*(struct hosted *const *)b)->uid);
-}
 
 static void on_expert_changed(void *arg)
 {
@@ -75,15 +72,15 @@ static skep_status make_experts(struct skep_node *node, struct skep_error *err)
 {
     skep_status rc = SKEP_OK;
 
-    for (size_t i = 0; i < node->expert_count && rc == SKEP_OK; i++) {
+    for (size_t i = 0; i < node->roster.count && rc == SKEP_OK; i++) {
         rc = node_check_stop(node, err);
         if (rc == SKEP_OK)
-            rc = hosted_make(node->experts[i], err);
+            rc = hosted_make(node->roster.items[i], err);
     }
     return rc;
 }
 
-static skep_status open_experts(struct skep_node *node, struct skep_error *err)
+skep_status node_open_hosted(struct skep_node *node, struct hosted *hosted, struct skep_error *err)
 {
     const struct skep_node_options *o = &node->settings.options;
     struct hosted_limits limits = {
@@ -93,6 +90,15 @@ static skep_status open_experts(struct skep_node *node, struct skep_error *err)
         .stall_timeout_us = (uint64_t)o->stall_timeout_ms * 1000,
         .max_queued_tasks = o->max_queued_tasks,
     };
+
+    hosted->changed = on_expert_changed;
+    hosted->changed_arg = node;
+    return hosted_open(hosted, node->runtime, &limits, err);
+}
+
+static skep_status open_experts(struct skep_node *node, struct skep_error *err)
+{
+    const struct skep_node_options *o = &node->settings.options;
     uint64_t available = o->max_memory > 0 ? o->max_memory : memory_available();
     skep_status rc = runtime_new(&node->runtime, err);
 
@@ -100,13 +106,9 @@ static skep_status open_experts(struct skep_node *node, struct skep_error *err)
         return rc;
     runtime_limit_queue(node->runtime,
                         o->max_queued_bytes > 0 ? o->max_queued_bytes : available / 4);
-    if (node->expert_count > 1)
-        qsort(node->experts, node->expert_count, sizeof(node->experts[0]), by_uid);
-    for (size_t i = 0; i < node->expert_count && rc == SKEP_OK; i++) {
-        node->experts[i]->changed = on_expert_changed;
-        node->experts[i]->changed_arg = node;
-        rc = hosted_open(node->experts[i], node->runtime, &limits, err);
-    }
+    roster_sort(&node->roster);
+    for (size_t i = 0; i < node->roster.count && rc == SKEP_OK; i++)
+        rc = node_open_hosted(node, node->roster.items[i], err);
     if (rc == SKEP_OK)
         rc = runtime_start(node->runtime, err);
     return rc;
@@ -156,8 +158,7 @@ static skep_status open_service(struct skep_node *node, struct skep_error *err)
     if (rc == SKEP_OK)
         rc = node_open_leases(node, err);
     node->service = (struct service){
-        .experts = node->experts,
-        .expert_count = node->expert_count,
+        .roster = &node->roster,
         .max_batch_size = s->options.max_batch_size,
         .detect_anomalies = s->options.detect_anomalies,
         .encoding = tensor_encoding_of(s->options.compression),
@@ -240,9 +241,30 @@ static void set_facts(struct skep_node *node)
 static bool expert_load(void *arg, const char *uid, struct record_load *out)
 {
     struct skep_node *node = arg;
-    struct hosted *hosted = service_find(&node->service, uid);
+    struct hosted *hosted = roster_hold(&node->roster, uid);
+    bool is_served = hosted != NULL && hosted_load(hosted, out);
 
-    return hosted != NULL && hosted_load(hosted, out);
+    if (hosted != NULL)
+        hosted_release(hosted);
+    return is_served;
+}
+
+static void expert_claim(void *arg, const char *uid, struct record_claim *out)
+{
+    struct skep_node *node = arg;
+    struct hosted *hosted = roster_hold(&node->roster, uid);
+
+    if (hosted == NULL)
+        return;
+    hosted_claim(hosted, out);
+    hosted_release(hosted);
+}
+
+static void on_published(void *arg)
+{
+    struct skep_node *node = arg;
+
+    claims_published(node->claims);
 }
 
 static uint32_t features(const struct settings *s)
@@ -264,6 +286,8 @@ static skep_status open_handler(struct skep_node *node, struct skep_error *err)
         .features = features(&node->settings),
         .version = SKEP_VERSION,
         .expert_load = expert_load,
+        .expert_claim = expert_claim,
+        .published = on_published,
         .arg = node,
     };
     struct handler_expert *experts;
@@ -272,18 +296,18 @@ static skep_status open_handler(struct skep_node *node, struct skep_error *err)
 
     if (node->swarm == NULL)
         return SKEP_OK;
-    experts = mem_calloc(node->expert_count, sizeof(*experts));
+    experts = mem_calloc(node->roster.count, sizeof(*experts));
     if (experts == NULL)
-        return error_no_memory(err, "experts", node->expert_count * sizeof(*experts));
-    for (size_t i = 0; i < node->expert_count; i++) {
-        experts[i].uid = node->experts[i]->uid;
-        experts[i].cls = expert_class_name(node->experts[i]->expert);
-        memcpy(experts[i].schema_digest, node->experts[i]->schema_digest,
+        return error_no_memory(err, "experts", node->roster.count * sizeof(*experts));
+    for (size_t i = 0; i < node->roster.count; i++) {
+        experts[i].uid = node->roster.items[i]->uid;
+        experts[i].cls = expert_class_name(node->roster.items[i]->expert);
+        memcpy(experts[i].schema_digest, node->roster.items[i]->schema_digest,
                sizeof(experts[i].schema_digest));
     }
     config.endpoint_count = node_announce_first(node, config.endpoints);
     node_announce_tracker(node, config.endpoints, config.endpoint_count);
-    rc = handler_new(&config, experts, node->expert_count, &handler, err);
+    rc = handler_new(&config, experts, node->roster.count, &handler, err);
     mem_free(experts);
     pthread_mutex_lock(&node->parts);
     node->handler = handler;
@@ -320,8 +344,7 @@ static skep_status open_checkpointer(struct skep_node *node, struct skep_error *
 {
     struct checkpointer_config config = {
         .dir = &node->checkpoints,
-        .experts = node->experts,
-        .expert_count = node->expert_count,
+        .roster = &node->roster,
         .period_ms = node->settings.options.checkpoint_period_ms,
         .keep = node->settings.options.keep_checkpoints,
     };
@@ -348,6 +371,23 @@ static skep_status check_places(struct skep_node *node, struct skep_error *err)
     return rc == SKEP_OK ? node_open_checkpoints_as_needed(node, err) : rc;
 }
 
+/* Makes the experts, and loads those that have checkpoints; those whose UIDs others have taken
+ * meanwhile make room for others. */
+static skep_status make_chosen(struct skep_node *node, struct skep_error *err)
+{
+    bool changed = true;
+    skep_status rc = SKEP_OK;
+
+    while (changed && rc == SKEP_OK) {
+        rc = make_experts(node, err);
+        if (rc == SKEP_OK)
+            rc = node_restore_experts(node, err);
+        if (rc == SKEP_OK)
+            rc = node_check_choice(node, &changed, err);
+    }
+    return rc;
+}
+
 skep_status node_bring_up(struct skep_node *node, struct skep_error *err)
 {
     skep_status rc;
@@ -362,9 +402,7 @@ skep_status node_bring_up(struct skep_node *node, struct skep_error *err)
     if (rc == SKEP_OK)
         rc = node_add_wishes(node, err);
     if (rc == SKEP_OK)
-        rc = make_experts(node, err);
-    if (rc == SKEP_OK)
-        rc = node_restore_experts(node, err);
+        rc = make_chosen(node, err);
     if (rc == SKEP_OK)
         rc = open_experts(node, err);
     if (rc == SKEP_OK)
@@ -377,10 +415,16 @@ skep_status node_bring_up(struct skep_node *node, struct skep_error *err)
     own_addresses_init(&node->own_addresses);
     rc = node_open_tracking(node, features(&node->settings), err);
     if (rc == SKEP_OK)
+        rc = claims_new(node, &node->claims, err);
+    if (rc == SKEP_OK)
         rc = open_handler(node, err);
+    if (rc == SKEP_OK)
+        rc = claims_settle(node->claims, err);
     if (rc == SKEP_OK)
         rc = open_checkpointer(node, err);
     if (rc == SKEP_OK)
         rc = node_open_registration(node, err);
-    return rc == SKEP_OK ? open_reach(node, err) : rc;
+    if (rc == SKEP_OK)
+        rc = open_reach(node, err);
+    return rc == SKEP_OK ? claims_start(node->claims, err) : rc;
 }

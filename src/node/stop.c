@@ -114,7 +114,8 @@ void node_shut_down(struct skep_node *node)
     struct swarm *swarm;
     uint64_t withdraw_by;
 
-    reach_close(node->reach); /* only this thread ends it */
+    claims_stop(node->claims); /* it uses most of what ends below */
+    reach_close(node->reach);  /* only this thread ends it */
     presence_end(&node->presence);
     if (server != NULL) {
         log_info("node: stopping");

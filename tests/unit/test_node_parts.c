@@ -133,18 +133,22 @@ static void last_free_uids_are_found_without_repetition(void **state)
     struct uid_pattern pattern;
     struct grid grid = {0};
     char uids[64][UID_BYTES];
+    size_t chosen;
     struct skep_error err;
 
     assert_int_equal(uid_pattern_parse(&pattern, "ffn.[0:8].[0:8]", NULL), SKEP_OK);
     for (int i = 0; i < 64; i++)
         grid.taken[i] = i % 4 != 0; /* 16 are free */
-    assert_int_equal(pattern_choose(&pattern, 16, is_taken, &grid, uids, &err), SKEP_OK);
+    assert_int_equal(pattern_choose(&pattern, 16, is_taken, &grid, uids, &chosen, &err), SKEP_OK);
+    assert_int_equal(chosen, 16);
     for (int i = 0; i < 16; i++)
         for (int k = 0; k < i; k++)
             assert_string_not_equal(uids[i], uids[k]);
-    assert_int_equal(pattern_choose(&pattern, 17, is_taken, &grid, uids, &err),
-                     SKEP_RESOURCE_EXHAUSTED);
+    assert_int_equal(pattern_choose(&pattern, 17, is_taken, &grid, uids, &chosen, &err), SKEP_OK);
+    assert_int_equal(chosen, 16);
+    assert_int_equal(pattern_refuse(&pattern, 16, 17, &err), SKEP_RESOURCE_EXHAUSTED);
     assert_non_null(strstr(err.message, "16 of 64"));
+    assert_non_null(strstr(err.message, "--allow-fewer"));
 }
 
 static void whole_grid_can_be_chosen(void **state)
@@ -153,9 +157,11 @@ static void whole_grid_can_be_chosen(void **state)
     struct uid_pattern pattern;
     struct grid grid = {0};
     char uids[64][UID_BYTES];
+    size_t chosen;
 
     assert_int_equal(uid_pattern_parse(&pattern, "ffn.[0:8].[0:8]", NULL), SKEP_OK);
-    assert_int_equal(pattern_choose(&pattern, 64, is_taken, &grid, uids, NULL), SKEP_OK);
+    assert_int_equal(pattern_choose(&pattern, 64, is_taken, &grid, uids, &chosen, NULL), SKEP_OK);
+    assert_int_equal(chosen, 64);
     assert_int_equal(grid.asked, 64);
     for (int i = 0; i < 64; i++)
         for (int k = 0; k < i; k++)
