@@ -3,7 +3,7 @@
  * Beam search: for each sample of a batch the best experts of a grid, by the sum of scores that a
  * gating network gave to each coordinate of each dimension.
  *
- * The rule is docs/decisions.md, "Beam search": left to right, one bulk look-up a dimension, shared
+ * The rule is docs/decisions/beam-search.md: left to right, one bulk look-up a dimension, shared
  * by the whole batch; candidates under which nothing is alive are replaced by the next best; equal
  * scores come in the order of coordinates. It finds exactly the best k if the beam is wide enough.
  */

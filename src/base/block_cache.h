@@ -1,7 +1,7 @@
 /*
  * Large blocks of memory, kept for reuse. A tensor of megabytes that is allocated and freed for
  * every message costs more in page faults than in copying: a block that was used before has its
- * pages (docs/decisions.md). Bounded; the oldest blocks go first. Thread: any.
+ * pages (docs/decisions/transport.md). Bounded; the oldest blocks go first. Thread: any.
  */
 #ifndef SKEP_BASE_BLOCK_CACHE_H
 #define SKEP_BASE_BLOCK_CACHE_H

@@ -1,6 +1,6 @@
 /*
  * File descriptors. OpenDHT waits in select(2), so descriptors below FD_LOW_LIMIT are left to it
- * and every descriptor of ours that stays open is moved above (docs/decisions.md).
+ * and every descriptor of ours that stays open is moved above (docs/decisions/dependencies.md).
  */
 #ifndef SKEP_BASE_FD_H
 #define SKEP_BASE_FD_H

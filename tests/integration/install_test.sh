@@ -29,6 +29,7 @@ grep -qxF "ExecStart=$prefix/bin/skep node --config /etc/skep/node.conf" "$unit"
 [ -x "$prefix/bin/skep" ]
 manual=$(sed -n 's/^Documentation=file://p' "$unit")
 [ -s "$manual" ] && [ -s "$(dirname "$manual")/protocol.md" ]
+[ -s "$(dirname "$manual")/decisions/README.md" ]
 
 # Every public header stands on its own, in C and in C++.
 for header in "$prefix"/include/skep/*.h; do
