@@ -88,7 +88,7 @@ struct skep_node_options {
     uint32_t drain_timeout_ms;        /**< how long a stopping node finishes work. Default 3000. */
     uint32_t stats_report_interval_s; /**< log a line of statistics this often. Default 0: never. */
     uint64_t max_memory; /**< bytes that experts may need while they work, see skep_node_start(). 0
-                              (default): what the machine, or its control group, has. */
+                              (default): what the machine has, or its control groups leave. */
 
     /** Experts are saved here and loaded from here at start; made if missing. One node at a time
      * may save in a folder. A node that has nothing to save, as all its experts have checkpoints

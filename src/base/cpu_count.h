@@ -14,9 +14,7 @@ unsigned cpu_count(void);
 
 /*
  * The quotas alone, in CPUs, rounded up; 0: no quota.
- * @param root  prefix of all paths that are read: "" for the system's, or a made-up tree that holds
- *              proc/self/cgroup, proc/self/mountinfo and the control groups' files at the places
- *              that mountinfo names.
+ * @param root  as of control_group_walk(): "" for the system's.
  */
 unsigned cpu_quota(const char *root);
 

@@ -2,10 +2,11 @@
 #include "node/memory.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
+#include "base/control_group.h"
 #include "base/error.h"
 #include "base/tensor.h"
 #include "base/text.h"
@@ -16,18 +17,53 @@ enum {
     PASSING_SHARE = 8, /* a batch that passes another is at most this part of it */
 };
 
-static uint64_t control_group_limit(void)
+/* A number of bytes; "max", v1's -1 and nonsense are no limit, a larger number is the largest. */
+static uint64_t parse_limit(const char *text)
 {
-    FILE *f = fopen("/sys/fs/cgroup/memory.max", "re");
-    char line[32];
+    return text[0] >= '0' && text[0] <= '9' ? strtoull(text, NULL, 10) : UINT64_MAX;
+}
+
+static uint64_t read_limit(const struct control_group *group, const char *file, const char *key)
+{
+    char line[CONTROL_GROUP_LINE_BYTES];
+
+    if (!control_group_line(group, file, key, line))
+        return UINT64_MAX;
+    return parse_limit(key != NULL ? line + strlen(key) + 1 : line);
+}
+
+static uint64_t smaller(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* In version 1 a group above bounds those below only where it says so. */
+static bool counts_for_those_below(const struct control_group *group)
+{
+    char line[CONTROL_GROUP_LINE_BYTES];
+
+    return !control_group_line(group, "memory.use_hierarchy", NULL, line) || line[0] != '0';
+}
+
+static void take_limit(void *arg, const struct control_group *group)
+{
+    uint64_t *limit = arg;
+
+    if (group->version == CONTROL_GROUP_V2) {
+        *limit = smaller(*limit, read_limit(group, "memory.max", NULL));
+        return;
+    }
+    if (!group->is_own && !counts_for_those_below(group))
+        return;
+    *limit = smaller(*limit, read_limit(group, "memory.limit_in_bytes", NULL));
+    *limit = smaller(*limit, read_limit(group, "memory.stat", "hierarchical_memory_limit"));
+}
+
+uint64_t memory_group_limit(const char *root)
+{
     uint64_t limit = UINT64_MAX;
 
-    if (f == NULL)
-        return UINT64_MAX;
-    /* "max" is no number: no limit. */
-    if (fgets(line, sizeof(line), f) != NULL && line[0] >= '0' && line[0] <= '9')
-        limit = strtoull(line, NULL, 10); /* a larger number becomes the largest */
-    fclose(f);
+    control_group_walk(root, "memory", take_limit, &limit);
     return limit;
 }
 
@@ -36,9 +72,8 @@ uint64_t memory_available(void)
     long pages = sysconf(_SC_PHYS_PAGES);
     long page = sysconf(_SC_PAGESIZE);
     uint64_t machine = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : UINT64_MAX;
-    uint64_t group = control_group_limit();
 
-    return group < machine ? group : machine;
+    return smaller(memory_group_limit(""), machine);
 }
 
 static uint64_t saturating_mul(uint64_t a, uint64_t b)

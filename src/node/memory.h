@@ -9,8 +9,15 @@
 #include <skep/status.h>
 #include "experts/expert.h"
 
-/* Memory that this process may use: the machine's, or its control group's if that is less. */
+/* Memory that this process may use: the machine's, or what the control groups leave of it. */
 uint64_t memory_available(void);
+/*
+ * The smallest limit of the process's control groups in bytes, UINT64_MAX: none. Both versions
+ * count, with all groups above: memory.max (v2), memory.limit_in_bytes and, for groups above that
+ * this process does not see, hierarchical_memory_limit of memory.stat (v1).
+ * @param root  as of control_group_walk(): "" for the system's.
+ */
+uint64_t memory_group_limit(const char *root);
 
 /* What experts need together. Zeroed memory is none. */
 struct memory_sum {

@@ -1,6 +1,7 @@
 skep_unit_test(test_once MODULES node)
 skep_unit_test(test_uid_rule MODULES node)
 skep_unit_test(test_node_parts MODULES node)
+skep_unit_test(test_memory_limit MODULES node)
 skep_unit_test(test_node MODULES node TIMEOUT 360)
 skep_unit_test(test_node_life MODULES node TIMEOUT 600)
 skep_unit_test(test_signals MODULES cli)
