@@ -233,17 +233,11 @@ static skep_status refuse_answer(const struct fanout_call *c, const struct fanou
     return SKEP_OK;
 }
 
-/* Looks at an answer, and judges its node by it. With the gate's lock held. */
-static void check_answer(struct fanout *f, struct fanout_call *c, const struct fanout_expect *e)
+static void judge_node(struct fanout *f, const struct fanout_call *c, bool good)
 {
-    struct fanout_job *job = c->job;
     uint8_t peer_id[PEER_ID_BYTES];
 
-    job->checked = true;
-    if (job->error.status != SKEP_OK)
-        return;
-    bool good = refuse_answer(c, e, &job->error) == SKEP_OK;
-    if (!peer_id_parse(peer_id, job->peer_id))
+    if (!peer_id_parse(peer_id, c->job->peer_id))
         return;
     pthread_mutex_lock(&f->client->lock);
     if (good)
@@ -253,11 +247,40 @@ static void check_answer(struct fanout *f, struct fanout_call *c, const struct f
     pthread_mutex_unlock(&f->client->lock);
 }
 
+/* Looks at an answer, and judges its node by it. With the gate's lock held, which is let go while
+ * numbers are looked at: the client's I/O thread takes it for each call that ends. What a job that
+ * has ended holds is this thread's alone. */
+static void check_answer(struct fanout *f, struct fanout_call *c, const struct fanout_expect *e)
+{
+    struct fanout_job *job = c->job;
+    struct skep_error err = {0};
+
+    job->checked = true;
+    if (job->error.status != SKEP_OK)
+        return;
+    pthread_mutex_unlock(&f->gate->lock);
+    bool good = refuse_answer(c, e, &err) == SKEP_OK;
+    judge_node(f, c, good);
+    pthread_mutex_lock(&f->gate->lock);
+    if (!good)
+        job->error = err;
+}
+
+/* Until there is none to check: then the lock has been held since the last one was looked for. */
 static void check_answers(struct fanout *f, const struct fanout_expect *expect)
 {
-    for (size_t i = 0; i < f->count; i++)
-        if (f->calls[i].job != NULL && f->calls[i].job->ended && !f->calls[i].job->checked)
+    bool any;
+
+    do {
+        any = false;
+        for (size_t i = 0; i < f->count; i++) {
+            const struct fanout_job *job = f->calls[i].job;
+            if (job == NULL || !job->ended || job->checked)
+                continue;
             check_answer(f, &f->calls[i], expect);
+            any = true;
+        }
+    } while (any);
 }
 
 /* How many answers of a sample came, and how many still may. With the lock held. */
