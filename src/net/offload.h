@@ -20,7 +20,11 @@ struct offload_job {
     struct offload_job *next; /* the offload's */
 };
 
-enum { OFFLOAD_SMALL_BYTES = 4 << 20 }; /* jobs of at most so many bytes are small */
+enum {
+    /* A loop decodes so much itself, and looks at its numbers: that takes some 0.1 ms at most. */
+    OFFLOAD_FROM_BYTES = 256 << 10,
+    OFFLOAD_SMALL_BYTES = 4 << 20, /* jobs of at most so many bytes are small */
+};
 
 /* @param out  owned: offload_free(). @return SKEP_RESOURCE_EXHAUSTED if a thread cannot start. */
 SKEP_MUST_CHECK skep_status offload_new(struct offload **out, struct skep_error *err);

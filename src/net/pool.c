@@ -101,6 +101,7 @@ static void stop_on_loop(void *arg)
     while (pool->links.first != NULL)
         pool_link_close(LIST_HOLDER(pool->links.first, struct link, in_links), &why);
     pool_for_each_peer(pool, end_peer);
+    pool_decode_abandon_all(pool, &why);
     if (pool->has_timer)
         uv_close((uv_handle_t *)&pool->timer, NULL);
     pool->has_timer = false;
@@ -114,7 +115,8 @@ void pool_free(struct pool *pool)
     if (pool->loop != NULL) {
         atomic_store(&pool->stopping, true);
         loop_call(pool->loop, stop_on_loop, pool);
-        loop_free(pool->loop); /* calls posted meanwhile end too: they see `stopping` */
+        offload_free(pool->offload); /* it posts to the loop */
+        loop_free(pool->loop);       /* calls posted meanwhile end too: they see `stopping` */
     }
     deadline_heap_fini(&pool->deadlines);
     deadline_heap_fini(&pool->alarms);

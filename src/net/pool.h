@@ -2,8 +2,9 @@
  * The calling side of the transport: connections to peers, made on demand, shared by all calls to
  * one peer, kept while used and closed when idle.
  *
- * Threads: one loop of its own. Functions may be called from any thread; callbacks run on the
- * loop's thread, with no lock held, and must not block.
+ * Threads: one loop of its own, and from the first large encoded reply on two that decode such
+ * replies (offload.h). Functions may be called from any thread; callbacks run on the loop's thread,
+ * with no lock held, and must not block.
  */
 #ifndef SKEP_NET_POOL_H
 #define SKEP_NET_POOL_H
@@ -73,7 +74,8 @@ typedef void (*pool_done_fn)(void *arg, const struct reply_headers *reply,
 SKEP_MUST_CHECK skep_status pool_new(const struct pool_config *config, struct pool **out,
                                      struct skep_error *err);
 /* Ends all calls (SKEP_CANCELLED), closes, waits for the loop, which nothing holds up: a name that
- * is being looked up is left to itself. NULL is allowed. */
+ * is being looked up is left to itself. Waits also for a reply that is being decoded this moment.
+ * NULL is allowed. */
 void pool_free(struct pool *pool);
 
 /*

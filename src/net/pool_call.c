@@ -36,6 +36,10 @@ static void end_early(struct pool_call *call, const struct skep_error *why)
         pool_link_cancel(call->link, call, why);
         return;
     }
+    if (call->state == CALL_DECODING) {
+        pool_decode_abandon(call, why);
+        return;
+    }
     if (call->state == CALL_WAITING) {
         struct peer *peer = call->peer;
         pool_peer_forget(peer, call);
@@ -54,6 +58,7 @@ static void tell_too_late(struct skep_error *err, const struct pool_call *call)
         [CALL_NEW] = "before it began",
         [CALL_WAITING] = "while waiting for a connection",
         [CALL_OPEN] = "while waiting for the reply",
+        [CALL_DECODING] = "while decoding the reply",
         [CALL_ENDED] = "",
     };
     const char *doing = where[call->state];
@@ -191,7 +196,9 @@ static void cancel_call(struct loop_job *job)
     struct skep_error err;
     int order = atomic_exchange(&call->cancel_order, CANCEL_NONE); /* it may be posted again */
 
-    if (call->state != CALL_ENDED && (order == CANCEL_ANY || call->state != CALL_OPEN)) {
+    bool is_sent = call->state == CALL_OPEN || call->state == CALL_DECODING;
+
+    if (call->state != CALL_ENDED && (order == CANCEL_ANY || !is_sent)) {
         error_set(&err, SKEP_CANCELLED, "%s: cancelled by the caller", call->headers.method);
         end_early(call, &err);
     }

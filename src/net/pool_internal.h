@@ -1,7 +1,8 @@
 /*
  * What the parts of the pool share: pool.c (life cycle), pool_call.c (calls and their deadlines),
  * pool_peer.c (peers: whom calls wait for), pool_dial.c (resolving, connecting), pool_link.c
- * (one connection). All of it is used on the pool's loop only, but for what is marked.
+ * (one connection), pool_decode.c (replies). All of it is used on the pool's loop only, but for
+ * what is marked.
  *
  *   call --waits for--> peer --has at most one--> link (connection) --carries--> calls
  *
@@ -16,15 +17,18 @@
 #include "net/conn.h"
 #include "net/deadline_heap.h"
 #include "net/loop_lookup.h"
+#include "net/offload.h"
 #include "net/pool.h"
 
 struct peer;
 struct link;
+struct decoding; /* pool_decode.c */
 
 enum call_state {
-    CALL_NEW,     /* posted, not seen by the loop */
-    CALL_WAITING, /* in its peer's queue */
-    CALL_OPEN,    /* a stream of its link */
+    CALL_NEW,      /* posted, not seen by the loop */
+    CALL_WAITING,  /* in its peer's queue */
+    CALL_OPEN,     /* a stream of its link */
+    CALL_DECODING, /* its reply has come in full; another thread decodes it */
     CALL_ENDED,
 };
 
@@ -61,6 +65,7 @@ struct pool_call {
     struct peer *peer;             /* while CALL_WAITING */
     struct link *link;             /* while CALL_OPEN */
     struct session_stream *stream; /* the same */
+    struct decoding *decoding;     /* while CALL_DECODING */
     struct list_link in_queue;     /* while CALL_WAITING: the peer's; while CALL_OPEN: the link's */
     struct pool_target target;
     struct pool_tensor *tensors; /* owned */
@@ -137,6 +142,8 @@ struct pool {
     struct linked_list links;               /* all */
     unsigned link_count;
     struct linked_list idle;     /* of these; the longest idle first */
+    struct linked_list decoding; /* replies of calls that are CALL_DECODING */
+    struct offload *offload;     /* NULL until the first large reply */
     atomic_bool stopping;        /* read by any thread */
     _Atomic unsigned open_calls; /* any thread */
     size_t bucket_mask;
@@ -153,6 +160,15 @@ void pool_call_finish(struct pool_call *call, const struct reply_headers *reply,
 void pool_call_tell(struct pool_call *call, enum pool_delay delay);
 /* Looks at what has passed in the pool's heaps when the nearest of all comes. */
 void pool_arm_deadlines(struct pool *pool);
+
+/* pool_decode.c */
+/* Ends a call that is off its link with the peer's reply: decodes it and finishes the call, at once
+ * or, if the reply is large, later. The tensors pass to it, the headers are borrowed. */
+void pool_decode_reply(struct pool_call *call, const struct reply_headers *reply,
+                       DLManagedTensor **tensors, bool sent);
+/* Ends a call that is CALL_DECODING without its reply. */
+void pool_decode_abandon(struct pool_call *call, const struct skep_error *why);
+void pool_decode_abandon_all(struct pool *pool, const struct skep_error *why);
 
 /* pool_peer.c */
 /* The peer of a target, made if need be. NULL: memory is short. */

@@ -12,7 +12,6 @@
 #include "base/error.h"
 #include "base/fd.h"
 #include "base/log.h"
-#include "wire/tensor_codec.h"
 
 enum {
     /* While calls are open, a peer of which nothing has come gets a PING after the first time, and
@@ -277,21 +276,6 @@ static void after_call(struct link *link)
         become_idle(link);
 }
 
-/* Ends a call with the peer's reply. */
-static void finish_replied(struct pool_call *call, const struct reply_headers *reply,
-                           DLManagedTensor **tensors, bool sent)
-{
-    struct skep_error err;
-    size_t count = reply->tensor_count;
-
-    if (tensors_decode(reply->tensors, tensors, &count, &err) == SKEP_OK) {
-        pool_call_finish(call, reply, tensors, sent, NULL);
-        return;
-    }
-    error_prefix(&err, "reply");
-    pool_call_finish(call, NULL, NULL, sent, &err);
-}
-
 static void on_call_done(void *arg, struct session_stream *stream, void *user,
                          const struct reply_headers *reply, DLManagedTensor **tensors, bool sent,
                          const struct skep_error *err)
@@ -305,7 +289,7 @@ static void on_call_done(void *arg, struct session_stream *stream, void *user,
     link->open_calls--;
     list_remove(&link->calls, &call->in_queue);
     if (reply != NULL)
-        finish_replied(call, reply, tensors, sent);
+        pool_decode_reply(call, reply, tensors, sent);
     else if (!retry(link, call, sent, err))
         pool_call_finish(call, NULL, NULL, sent, err);
     after_call(link);

@@ -25,9 +25,7 @@ enum {
     MAX_FREE_CALLS = 256, /* kept for reuse by an I/O thread; about 8 KB each */
     /* A larger reply is worth waking the loop for: the replying thread has other work. */
     MAX_DIRECT_BYTES = 64 * 1024,
-    /* What the loop does itself: decoding and looking at numbers take some 0.1 ms at most. Encoding
-     * so much takes a slow scheme 0.6 ms. */
-    MAX_LOOP_PREPARE_BYTES = 256 * 1024,
+    /* What the loop encodes itself: OFFLOAD_FROM_BYTES would take a slow scheme 0.6 ms. */
     MAX_LOOP_ENCODE_BYTES = 64 * 1024,
 };
 
@@ -239,7 +237,9 @@ static void prepare_elsewhere(struct offload_job *work)
     struct server_call *call =
         (struct server_call *)((char *)work - offsetof(struct server_call, work));
 
-    call->has_error = prepare(call) != SKEP_OK;
+    /* What nobody waits for would only keep memory and this thread from others. */
+    if (!server_call_is_gone(call))
+        call->has_error = prepare(call) != SKEP_OK;
     loop_post(call->io->loop, &call->job);
 }
 
@@ -263,7 +263,7 @@ static void on_complete(void *arg, struct session_stream *stream,
     call->tensor_count = headers->tensor_count;
     for (size_t i = 0; i < headers->tensor_count; i++)
         call->tensors[i] = tensors[i];
-    if (bytes <= MAX_LOOP_PREPARE_BYTES) {
+    if (bytes <= OFFLOAD_FROM_BYTES) {
         complete(call, prepare(call));
         return;
     }

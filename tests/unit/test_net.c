@@ -217,11 +217,20 @@ static void await_preparing(void)
     pthread_mutex_unlock(&preparing.lock);
 }
 
+/* The thread that prepared last. */
+static void read_preparer(char thread[static 16])
+{
+    pthread_mutex_lock(&preparing.lock);
+    memcpy(thread, preparing.thread, sizeof(preparing.thread));
+    pthread_mutex_unlock(&preparing.lock);
+}
+
 static void large_request_is_prepared_off_the_loop(void **state)
 {
     (void)state;
     struct fixture f;
     struct waiter w;
+    char thread[16];
     DLManagedTensor *large = floats(1 << 20, 1);
 
     fixture_init(&f);
@@ -230,7 +239,8 @@ static void large_request_is_prepared_off_the_loop(void **state)
     fixture_start(&f);
     hold_preparing(false);
     assert_serves(&f);
-    assert_string_equal(preparing.thread, "skep-io-0"); /* a small one, where it arrives */
+    read_preparer(thread);
+    assert_string_equal(thread, "skep-io-0"); /* a small one, where it arrives */
 
     hold_preparing(true);
     waiter_init(&w);
@@ -238,7 +248,8 @@ static void large_request_is_prepared_off_the_loop(void **state)
     assert_int_equal(start_call_to(f.pool, &target, "echo", &large, 1, CLOCK_NEVER, &w, NULL),
                      SKEP_OK);
     await_preparing();
-    assert_int_equal(strncmp(preparing.thread, "skep-codec", 10), 0);
+    read_preparer(thread);
+    assert_int_equal(strncmp(thread, "skep-codec", 10), 0);
     assert_int_equal(read_count(&f, &f.completed), 1);
     assert_serves(&f); /* the loop is free */
     assert_int_equal(waiter_done(&w), 0);
@@ -283,6 +294,47 @@ static void caller_that_leaves_while_its_request_is_prepared_is_gone(void **stat
     waiter_fini(&w);
     fixture_end(&f);
     skep_tensor_free(large);
+}
+
+static void request_whose_caller_has_left_is_not_prepared(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct waiter w[2];
+    struct pool_call *second;
+    struct server_counters counters;
+    DLManagedTensor *large = floats(2 << 20, 1); /* only one thread takes such ones */
+
+    fixture_init(&f);
+    f.config.io_threads = 1;
+    f.config.handlers.prepare = prepare_slowly;
+    fixture_start(&f);
+    hold_preparing(true);
+    struct pool_target target = target_of(&f);
+    waiter_init(&w[0]);
+    assert_int_equal(start_call_to(f.pool, &target, "echo", &large, 1, CLOCK_NEVER, &w[0], NULL),
+                     SKEP_OK);
+    await_preparing();
+    waiter_init(&w[1]);
+    assert_int_equal(start_call_to(f.pool, &target, "hold", &large, 1, CLOCK_NEVER, &w[1], &second),
+                     SKEP_OK);
+    do { /* until all of it has come */
+        assert_serves(&f);
+        server_counters(f.server, &counters);
+    } while (counters.bytes_in < 2 * sizeof(float) * (2 << 20));
+    pool_cancel(f.pool, second);
+    waiter_wait(&w[1]);
+    assert_int_equal(w[1].status, SKEP_CANCELLED);
+    assert_serves(&f); /* behind the cancellation */
+    hold_preparing(false);
+    waiter_wait(&w[0]);
+    assert_int_equal(w[0].status, SKEP_OK);
+    waiter_fini(&w[0]);
+    waiter_fini(&w[1]);
+    fixture_end(&f);
+    skep_tensor_free(large);
+    assert_int_equal(preparing.begun, 0); /* since it was held: not the one that was cancelled */
+    assert_int_equal(f.held_count, 0);
 }
 
 static void deadline_ends_the_call_and_frees_the_server(void **state)
@@ -567,6 +619,7 @@ int main(void)
         cmocka_unit_test(cancelled_call_ends_at_once_and_tells_the_server),
         cmocka_unit_test(large_request_is_prepared_off_the_loop),
         cmocka_unit_test(caller_that_leaves_while_its_request_is_prepared_is_gone),
+        cmocka_unit_test(request_whose_caller_has_left_is_not_prepared),
         cmocka_unit_test(deadline_ends_the_call_and_frees_the_server),
         cmocka_unit_test(server_death_ends_calls_as_unavailable_and_sent),
         cmocka_unit_test(pool_free_cancels_what_is_open),

@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "net/pool_internal.h"
 #include "wire/tensor_codec.h"
 
 enum { NUMBERS = 10000 };
@@ -169,6 +170,221 @@ static void limits_hold_for_what_it_decodes_to(void **state)
     exchange_end(&x);
 }
 
+/* ---- Large replies, which other threads decode ---- */
+
+/* Holds the thread that decodes large replies, until release_decoding(). */
+struct blocker {
+    struct offload_job job;
+    pthread_mutex_t lock; /* guards the rest */
+    pthread_cond_t changed;
+    bool begun, released;
+};
+
+static void block(struct offload_job *job)
+{
+    struct blocker *b = (struct blocker *)((char *)job - offsetof(struct blocker, job));
+
+    pthread_mutex_lock(&b->lock);
+    b->begun = true;
+    pthread_cond_broadcast(&b->changed);
+    while (!b->released)
+        pthread_cond_wait(&b->changed, &b->lock);
+    pthread_mutex_unlock(&b->lock);
+}
+
+static void hold_decoding(struct blocker *b, struct pool *pool)
+{
+    *b = (struct blocker){.job = {.run = block, .bytes = OFFLOAD_SMALL_BYTES + 1}};
+    pthread_mutex_init(&b->lock, NULL);
+    cond_init(&b->changed);
+    offload_post(pool->offload, &b->job);
+    pthread_mutex_lock(&b->lock);
+    while (!b->begun)
+        pthread_cond_wait(&b->changed, &b->lock);
+    pthread_mutex_unlock(&b->lock);
+}
+
+static void release_decoding(struct blocker *b)
+{
+    pthread_mutex_lock(&b->lock);
+    b->released = true;
+    pthread_cond_broadcast(&b->changed);
+    pthread_mutex_unlock(&b->lock);
+}
+
+/* A call whose whole reply has come and waits to be decoded. */
+struct late {
+    struct fixture f;
+    struct blocker blocker;
+    struct waiter w;
+    struct pool_call *call;
+    DLManagedTensor *large; /* owned */
+};
+
+enum { LARGE_NUMBERS = 2 << 20 };
+
+static void late_call(struct late *late, uint64_t deadline_us)
+{
+    struct call_headers headers = {.method = "echo", .tensor_count = 1};
+    struct pool_target target = target_of(&late->f);
+    const DLTensor *sent = &late->large->dl_tensor;
+    uint8_t params[] = {0x92, 0x07, 0x08}; /* msgpack: [7, 8] */
+
+    headers.params = (struct bytes){.data = params, .len = sizeof(params), .cap = sizeof(params)};
+    headers.has_reply_encoding = true;
+    headers.reply_encoding = ENCODING_UNIFORM8;
+    assert_int_equal(tensor_descriptor_of(&headers.tensors[0], sent, NULL), SKEP_OK);
+    waiter_init(&late->w);
+    assert_int_equal(pool_call(late->f.pool, &target, &headers, &sent, deadline_us, on_done,
+                               &late->w, &late->call, NULL),
+                     SKEP_OK);
+}
+
+static void expect_large_reply(struct late *late)
+{
+    waiter_wait(&late->w);
+    assert_int_equal(late->w.status, SKEP_OK);
+    assert_int_equal(late->w.tensor_count, 1);
+    assert_int_equal(late->w.result_len, 3);
+    const DLTensor *back = &late->w.tensors[0]->dl_tensor;
+    assert_true(dtype_equal(back->dtype, DTYPE_F32));
+    assert_int_equal(back->shape[0], LARGE_NUMBERS);
+    const float *got = skep_tensor_data(back);
+    for (size_t i = 0; i < LARGE_NUMBERS; i += 1000)
+        assert_true(fabs((double)got[i] - (double)i) < LARGE_NUMBERS / 50.0);
+}
+
+static void late_init(struct late *late, uint64_t deadline_ms)
+{
+    fixture_init(&late->f);
+    fixture_start(&late->f);
+    late->large = floats(LARGE_NUMBERS, 0.0f);
+    assert_serves(&late->f);
+    assert_null(late->f.pool->offload); /* small replies need no threads */
+    late_call(late, CLOCK_NEVER);
+    expect_large_reply(late);
+    waiter_fini(&late->w);
+
+    hold_decoding(&late->blocker, late->f.pool);
+    late_call(late, deadline_ms > 0 ? clock_deadline_us(deadline_ms) : CLOCK_NEVER);
+    if (deadline_ms > 0)
+        return;
+    /* All of the reply has been handed out, and on the same connection a small one comes behind. */
+    wait_count(&late->f, &late->f.finished, 3);
+    assert_serves(&late->f);
+    assert_int_equal(waiter_done(&late->w), 0);
+}
+
+static void late_end(struct late *late)
+{
+    fixture_end(&late->f);
+    waiter_fini(&late->w);
+    skep_tensor_free(late->large);
+    pthread_cond_destroy(&late->blocker.changed);
+    pthread_mutex_destroy(&late->blocker.lock);
+}
+
+static void small_calls_pass_a_large_reply_that_is_decoded(void **state)
+{
+    struct late late;
+
+    (void)state;
+    late_init(&late, 0);
+    for (int i = 0; i < 10; i++)
+        assert_serves(&late.f);
+    assert_int_equal(waiter_done(&late.w), 0);
+    release_decoding(&late.blocker);
+    expect_large_reply(&late);
+    late_end(&late);
+}
+
+static void call_is_cancelled_while_its_reply_is_decoded(void **state)
+{
+    struct late late;
+
+    (void)state;
+    late_init(&late, 0);
+    pool_cancel(late.f.pool, late.call);
+    waiter_wait(&late.w);
+    assert_int_equal(late.w.status, SKEP_CANCELLED);
+    assert_false(late.w.got_reply);
+    assert_true(late.w.sent);
+    assert_serves(&late.f);
+    release_decoding(&late.blocker);
+    late_end(&late);
+}
+
+static void call_whose_reply_is_decoded_counts_as_sent(void **state)
+{
+    struct late late;
+
+    (void)state;
+    late_init(&late, 0);
+    pool_withdraw(late.f.pool, late.call);
+    assert_serves(&late.f);
+    assert_int_equal(waiter_done(&late.w), 0);
+    release_decoding(&late.blocker);
+    expect_large_reply(&late);
+    late_end(&late);
+}
+
+static void deadline_holds_while_a_reply_is_decoded(void **state)
+{
+    struct late late;
+
+    (void)state;
+    late_init(&late, 2000);
+    waiter_wait(&late.w);
+    assert_int_equal(late.w.status, SKEP_DEADLINE_EXCEEDED);
+    assert_true(late.w.sent);
+    assert_serves(&late.f);
+    release_decoding(&late.blocker);
+    late_end(&late);
+}
+
+static void lost_connection_leaves_the_reply_that_has_come(void **state)
+{
+    struct late late;
+    struct waiter w;
+
+    (void)state;
+    late_init(&late, 0);
+    server_stop(late.f.server);
+    struct pool_target target = target_of(&late.f);
+    call_target(late.f.pool, &target, "echo", CLOCK_NEVER, &w);
+    assert_int_equal(w.status, SKEP_UNAVAILABLE);
+    waiter_fini(&w);
+    assert_int_equal(waiter_done(&late.w), 0);
+    release_decoding(&late.blocker);
+    expect_large_reply(&late);
+    late_end(&late);
+}
+
+static void release_when_done(void *arg)
+{
+    struct late *late = arg;
+
+    waiter_wait(&late->w);
+    release_decoding(&late->blocker);
+}
+
+/* pool_free() ends the call first, and then waits for the thread that is held. */
+static void pool_is_freed_while_a_reply_is_decoded(void **state)
+{
+    struct late late;
+    struct thread releaser;
+
+    (void)state;
+    late_init(&late, 0);
+    assert_int_equal(thread_start(&releaser, "releaser", release_when_done, &late, NULL), SKEP_OK);
+    pool_free(late.f.pool);
+    late.f.pool = NULL;
+    thread_join(&releaser);
+    assert_int_equal(late.w.status, SKEP_CANCELLED);
+    assert_true(late.w.sent);
+    late_end(&late);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -178,6 +394,12 @@ int main(void)
         cmocka_unit_test(a_caller_that_takes_no_encodings_gets_plain_tensors),
         cmocka_unit_test(replies_that_are_not_finite_travel_as_float32_and_are_counted),
         cmocka_unit_test(limits_hold_for_what_it_decodes_to),
+        cmocka_unit_test(small_calls_pass_a_large_reply_that_is_decoded),
+        cmocka_unit_test(call_is_cancelled_while_its_reply_is_decoded),
+        cmocka_unit_test(call_whose_reply_is_decoded_counts_as_sent),
+        cmocka_unit_test(deadline_holds_while_a_reply_is_decoded),
+        cmocka_unit_test(lost_connection_leaves_the_reply_that_has_come),
+        cmocka_unit_test(pool_is_freed_while_a_reply_is_decoded),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
