@@ -74,9 +74,16 @@ static bool is_given_up(const struct met_peer *p, bool lonely, uint64_t minute_u
 {
     if (p->present)
         return false;
-    if (p->seen_us - p->met_us < minute_us / STAY_PART)
+    uint64_t stay_us = p->seen_us - p->met_us;
+    if (stay_us < minute_us / STAY_PART)
         return true;
-    return !lonely && now_us - p->seen_us > MINUTES * minute_us;
+    /* Who came a moment ago and is gone comes back less often than who was there for long. */
+    uint64_t limit_us = MINUTES * stay_us;
+    if (limit_us < minute_us)
+        limit_us = minute_us;
+    else if (limit_us > MINUTES * minute_us)
+        limit_us = MINUTES * minute_us;
+    return !lonely && now_us - p->seen_us > limit_us;
 }
 
 size_t met_peers_due(struct met_peers *met, bool lonely, uint64_t minute_us, uint64_t now_us,

@@ -2,9 +2,10 @@
  * Peers met in this run, so that after an outage they are looked for again: the configured ones may
  * be gone by then, and OpenDHT itself takes a peer that was silent for dead until it speaks.
  *
- * Who was there for a while and is missing is contacted once a minute, for ten minutes; while there
- * is no peer at all, with growing pauses of up to 15 s, after a quarter of an hour of a minute, and
- * without end. No thread, no lock, no clock.
+ * A peer that was there for a while and is missing is contacted once a minute, for ten times as
+ * long as it was there: for a minute at least and ten at most. While there is no peer at all, it is
+ * contacted with growing pauses of up to 15 s, after a quarter of an hour of a minute, and without
+ * end. No thread, no lock, no clock.
  */
 #ifndef SKEP_DHT_MET_PEERS_H
 #define SKEP_DHT_MET_PEERS_H

@@ -1,12 +1,13 @@
 /*
- * Most of the C++ of Skep (the rest: opendht_push.cpp): see opendht_ext.h for why it exists.
- * `dht_runner` of the C bindings is dht::DhtRunner under another name (opendht c/opendht.cpp), so
- * both may be used on one object. Every function catches everything: an exception through C frames
- * would end the process.
+ * Most of the C++ of Skep (the rest: opendht_push.cpp, opendht_socket.cpp): see opendht_ext.h for
+ * why it exists. `dht_runner` of the C bindings is dht::DhtRunner under another name (opendht
+ * c/opendht.cpp), so both may be used on one object. Every function catches everything: an
+ * exception through C frames would end the process.
  */
 #include "dht/opendht_ext.h"
 
 #include "dht/opendht_binding.h"
+#include "dht/opendht_socket.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -205,28 +206,6 @@ void replace_fallback_policies()
                              const dht::SockAddr &) { return false; };
 }
 
-/* The socket OpenDHT would have opened itself, and a count of what goes out through it. */
-class counted_socket : public dht::net::UdpSocket
-{
-  public:
-    counted_socket(const dht::SockAddr &bind4, const dht::SockAddr &bind6, opendht_ext_sent_fn s,
-                   void *a)
-        : UdpSocket(bind4, bind6), sent(s), arg(a)
-    {
-    }
-    int sendTo(const dht::SockAddr &to, const uint8_t *data, size_t size, bool replied) override
-    {
-        const int error = UdpSocket::sendTo(to, data, size, replied);
-        if (error == 0 && sent != nullptr)
-            sent(arg, size);
-        return error;
-    }
-
-  private:
-    opendht_ext_sent_fn sent;
-    void *arg;
-};
-
 dht::DhtRunner::Config make_config(const opendht_ext_config &config)
 {
     dht::DhtRunner::Config out;
@@ -412,8 +391,7 @@ bool opendht_ext_run(dht_runner *runner, const struct opendht_ext_config *config
         hurry_when_connecting(r);
         const dht::DhtRunner::Config c = make_config(*config);
         dht::DhtRunner::Context context;
-        context.sock =
-            std::make_unique<counted_socket>(c.bind4, c.bind6, config->sent, config->arg);
+        context.sock = opendht_socket_new(c.bind4, c.bind6, *config);
         r.run(c, std::move(context));
         register_types(r, *config);
         return true;

@@ -61,6 +61,7 @@ struct opendht_ext_config {
     long max_req_per_sec;   /* 0: OpenDHT's default; -1: no limit */
     long max_peer_req_per_sec; /* the same, for one address */
     bool is_bootstrap;
+    bool is_client; /* nobody shall store with it, name it to others or route by it */
     bool maintain_storage;
     size_t storage_limit_bytes;
     const uint32_t *type_lifetime_s; /* OPENDHT_EXT_TYPES of them; borrowed for the call */

@@ -226,6 +226,7 @@ static skep_status start(struct runner *runner, const struct runner_config *conf
         .network_id = config->network_id,
         .node_id = config->dht_id,
         .is_bootstrap = config->bootstrap_only,
+        .is_client = config->is_client,
         /* Publishers refresh their records; keeping strangers' alive would only delay their end. */
         .maintain_storage = false,
         .storage_limit_bytes =

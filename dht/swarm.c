@@ -132,6 +132,7 @@ static skep_status start_runner(struct swarm *swarm, const struct swarm_config *
         .dht_id = config->identity_is_ours ? dht_id : NULL,
         .swarm = &swarm->record,
         .bootstrap_only = config->bootstrap_only,
+        .is_client = config->is_client,
         .raise_rate_limits = config->raise_rate_limits,
     };
 

@@ -23,6 +23,7 @@ struct swarm_config {
     size_t initial_peer_count;
     const char *peers_file; /* known peers are saved here and tried on restart; NULL: no */
     bool bootstrap_only;
+    bool is_client; /* as in runner_config */
     /* The identity is this process' alone. It then has the same DHT id after a restart, and whoever
      * knew it under its old address learns the new one, instead of having to find out that a node
      * is dead before anything near it goes on: 0.5 s for the first put, over 1 s for a lookup. */

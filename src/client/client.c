@@ -105,6 +105,7 @@ static skep_status join(struct skep_client *client, const struct skep_client_opt
         .identity = &client->identity,
         .initial_peers = options->initial_peers,
         .initial_peer_count = options->initial_peer_count,
+        .is_client = true,
     };
 
     if (listen == NULL)

@@ -47,7 +47,11 @@ static void who_falls_silent_is_looked_for(void **state)
     size_t n = contacts(false, 30, 300);
     assert_true(n >= 5 && n <= 7); /* once a minute, or a bit more often */
     n = contacts(false, 30, 3600);
-    assert_true(n >= 10 && n <= 14);              /* for ten minutes */
+    assert_true(n >= 5 && n <= 7); /* for ten times as long as it was there */
+    n = contacts(false, 6, 3600);
+    assert_true(n >= 1 && n <= 2); /* for a minute at least */
+    n = contacts(false, 3600, 3600);
+    assert_true(n >= 10 && n <= 14);              /* and ten at most */
     assert_int_equal(contacts(false, 1, 300), 0); /* a passer-by */
     n = contacts(true, 30, 60);
     assert_true(n >= 6 && n <= 11); /* 1, 2, 4, 8, 15, 15, ... seconds */
