@@ -152,6 +152,18 @@ uint64_t directory_peer_place(struct directory *directory,
 void directory_forget_peer(struct directory *directory,
                            const uint8_t peer_id[static PEER_ID_BYTES]);
 
+/*
+ * Whether a lookup of one of these keys has found a record within the last minute that is good but
+ * for its dates, by which it was refused: so that a miss can be told from "nobody serves it".
+ * @param keys  count times RECORD_KEY_BYTES.
+ */
+bool directory_misdated(struct directory *directory, const uint8_t *keys, size_t count,
+                        struct record_misdated *out);
+enum { DIRECTORY_MISDATED_BYTES = 256 };
+/* What there is to say of it, as a sentence. Returns `text`. */
+const char *directory_describe_misdated(const struct record_misdated *misdated,
+                                        char text[static DIRECTORY_MISDATED_BYTES]);
+
 struct directory_stats {
     uint64_t gets, get_hits, get_misses, get_retries, puts, put_failures, records_refused;
 };

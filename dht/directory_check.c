@@ -10,6 +10,7 @@
  */
 #include "dht/directory_internal.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,12 +50,78 @@ static bool peek(struct candidate *c, const struct inbox_event *event)
     return true;
 }
 
-static bool dates_are_possible(const struct directory *d, const struct candidate *c, int64_t now_s)
+static bool dates_are_possible(const struct candidate *c, int64_t now_s)
 {
-    int64_t ahead = RECORD_MAX_LIFETIME_S + (int64_t)d->clock_skew_s;
+    int64_t ahead = RECORD_MAX_LIFETIME_S + RECORD_CLOCK_TOLERANCE_S;
 
-    return c->expires_at > now_s - (int64_t)d->clock_skew_s && c->expires_at <= now_s + ahead &&
+    return c->expires_at > now_s - RECORD_CLOCK_TOLERANCE_S && c->expires_at <= now_s + ahead &&
            c->seq / 1000 <= (uint64_t)(now_s + ahead);
+}
+
+bool directory_misdated(struct directory *d, const uint8_t *keys, size_t count,
+                        struct record_misdated *out)
+{
+    uint64_t now_us = clock_mono_us(), newest_us = 0;
+
+    pthread_mutex_lock(&d->lock);
+    for (size_t i = 0; i < MISDATED_KEPT; i++) {
+        const struct misdated_seen *m = &d->misdated[i];
+        if (m->seen_us <= newest_us || now_us - m->seen_us > MISDATED_US)
+            continue;
+        for (size_t k = 0; k < count; k++)
+            if (memcmp(m->key, keys + k * RECORD_KEY_BYTES, RECORD_KEY_BYTES) == 0) {
+                *out = m->what;
+                newest_us = m->seen_us;
+            }
+    }
+    pthread_mutex_unlock(&d->lock);
+    return newest_us != 0;
+}
+
+const char *directory_describe_misdated(const struct record_misdated *misdated,
+                                        char text[static DIRECTORY_MISDATED_BYTES])
+{
+    char peer[PEER_ID_SHORT_BYTES];
+    int64_t by_s = misdated->off_by_s;
+
+    peer_id_short(misdated->peer_id, peer);
+    snprintf(
+        text, DIRECTORY_MISDATED_BYTES,
+        "a record of peer %s is there, but it %s %lld s %s by this machine's clock, and clocks "
+        "may differ by %d s: check the clocks of both machines",
+        peer, by_s < 0 ? "ended" : "is dated", (long long)(by_s < 0 ? -by_s : by_s),
+        by_s < 0 ? "ago" : "ahead", RECORD_CLOCK_TOLERANCE_S);
+    return text;
+}
+
+void directory_note_misdated(struct directory *d, const uint8_t *key, const char *label,
+                             const struct record_misdated *what)
+{
+    static struct log_gate gate;
+    unsigned long suppressed;
+    char text[DIRECTORY_MISDATED_BYTES];
+
+    pthread_mutex_lock(&d->lock);
+    struct misdated_seen *m = &d->misdated[d->misdated_next++ % MISDATED_KEPT];
+    *m = (struct misdated_seen){.what = *what, .seen_us = clock_mono_us()};
+    memcpy(m->key, key, sizeof(m->key));
+    pthread_mutex_unlock(&d->lock);
+    if (log_gate_open(&gate, CLOCK_LOG_MS, &suppressed))
+        log_warn("directory: %s: %s", label, directory_describe_misdated(what, text));
+}
+
+/* One for each lookup, and of its signatures one. */
+static void note_misdated(struct directory *d, struct query *q, const struct inbox_event *event,
+                          int64_t now_s)
+{
+    struct record_misdated what;
+
+    if (q->saw_misdated || q->verifications >= MAX_VERIFICATIONS)
+        return;
+    q->verifications++;
+    q->saw_misdated = record_is_misdated(event->data, event->len, d->swarm, q->key, now_s, &what);
+    if (q->saw_misdated)
+        directory_note_misdated(d, q->key, q->own ? "own records" : q->uid, &what);
 }
 
 enum worth { WORTH_NOTHING, WORTH_REFUSING, WORTH_CHECKING };
@@ -68,8 +135,10 @@ static enum worth worth_of(struct directory *d, struct query *q, const struct in
         return q->own ? WORTH_NOTHING : WORTH_REFUSING;
     if (q->own && memcmp(c->peer_id, d->identity->peer_id, PEER_ID_BYTES) != 0)
         return WORTH_NOTHING;
-    if (!dates_are_possible(d, c, now_s))
+    if (!dates_are_possible(c, now_s)) {
+        note_misdated(d, q, event, now_s);
         return WORTH_REFUSING;
+    }
     if (q->own)
         return WORTH_CHECKING;
     if (c->kind != (q->collects ? q->record_kind : RECORD_EXPERT))
@@ -119,22 +188,24 @@ static void merge(struct directory *d, struct query *q, struct record *record, u
     pthread_mutex_unlock(&d->lock);
 }
 
-/* A record that is dated after our own clock by more than clocks may differ: the storing nodes may
- * find ours expired. The publisher is honest about its own clock or harms itself. */
-static void compare_clocks(const struct directory *d, const struct record *record, int64_t now_s)
+/* A record by whose dates one of the two clocks is wrong, and which is taken all the same. The
+ * publisher is honest about its own clock or harms itself. */
+static void compare_clocks(const struct directory *d, const struct candidate *c, int64_t now_s)
 {
     static struct log_gate gate;
     unsigned long suppressed;
     char peer[PEER_ID_SHORT_BYTES];
+    int64_t by_s = record_off_by_s(c->seq, c->expires_at, now_s);
 
-    if (record->seq / 1000 <= (uint64_t)now_s + d->clock_skew_s ||
-        memcmp(record->peer_id, d->identity->peer_id, PEER_ID_BYTES) == 0 ||
+    if ((by_s < 0 ? -by_s : by_s) <= (int64_t)d->clock_skew_s ||
+        memcmp(c->peer_id, d->identity->peer_id, PEER_ID_BYTES) == 0 ||
         !log_gate_open(&gate, CLOCK_LOG_MS, &suppressed))
         return;
-    peer_id_short(record->peer_id, peer);
-    log_warn("directory: peer %s dates its records %llu s after our clock: check the clocks of "
-             "both machines, records count as expired when they differ by over %u s",
-             peer, (unsigned long long)(record->seq / 1000 - (uint64_t)now_s), d->clock_skew_s);
+    peer_id_short(c->peer_id, peer);
+    log_warn("directory: records of peer %s %s %lld s %s by our clock: check the clocks of both "
+             "machines, records are refused when they differ by over %d s",
+             peer, by_s < 0 ? "ended" : "are dated", (long long)(by_s < 0 ? -by_s : by_s),
+             by_s < 0 ? "ago" : "ahead", RECORD_CLOCK_TOLERANCE_S);
 }
 
 /* Verifies one candidate and takes it in. False: refused. */
@@ -157,7 +228,7 @@ static bool verify(struct directory *d, struct query *q, const struct candidate 
         log_debug("directory: %s: record refused: %s", q->own ? "own" : q->uid, err.message);
     }
     if (rc == SKEP_OK) {
-        compare_clocks(d, &record, now_s);
+        compare_clocks(d, c, now_s);
         merge(d, q, &record, collection_mark(c->event->data, c->event->len), now_s);
     }
     record_free(&record);

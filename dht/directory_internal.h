@@ -68,6 +68,10 @@ enum {
 
     TIMER_GRAIN_US = 4096, /* timers are looked at together, no more often than this */
 
+    /* Records refused for their dates: so many are remembered, for so long. */
+    MISDATED_KEPT = 64,
+    MISDATED_US = 60 * 1000 * 1000,
+
     MAX_QUERIES = 1 << 17,
     QUERY_BUCKETS = 1024,
     /* Signatures checked for one lookup: a thousand forgeries are gone through (about 60 us each)
@@ -140,6 +144,7 @@ struct query {
     struct query *touched; /* next that has candidates */
     bool is_touched;
     unsigned verifications;
+    bool saw_misdated; /* a record that was refused for its dates alone */
     uint64_t lot; /* the order in which peers not tried yet are heard, another for each query */
     char uid[UID_BYTES]; /* of one that collects: a word for the log */
 };
@@ -169,6 +174,13 @@ struct put_batch {
 struct local {
     char uid[UID_BYTES];
     struct provider provider;
+};
+
+/* A record that a lookup found and refused for its dates. */
+struct misdated_seen {
+    uint8_t key[RECORD_KEY_BYTES];
+    struct record_misdated what;
+    uint64_t seen_us; /* 0: none */
 };
 
 struct directory {
@@ -218,6 +230,8 @@ struct directory {
     int64_t own_ms;       /* date of our newest record seen in the DHT; 0: none */
     uint64_t own_mono_us; /* when it was seen */
     struct directory_stats stats;
+    struct misdated_seen misdated[MISDATED_KEPT]; /* the newest ones, in a ring */
+    size_t misdated_next;
 
     pthread_mutex_t watch_lock; /* guards watches */
     struct watch *watches;
@@ -276,6 +290,9 @@ void query_found(struct directory *d, struct query *q);
 
 /* directory_check.c. Without the lock, by the worker: */
 void query_check_candidates(struct directory *d, struct query *q);
+/* Remembers, and now and then logs, that a record was refused for its dates alone. */
+void directory_note_misdated(struct directory *d, const uint8_t *key, const char *label,
+                             const struct record_misdated *what);
 
 /* directory_put.c. With the lock held: */
 void batches_start(struct directory *d, uint64_t now_us);

@@ -195,10 +195,16 @@ static skep_status verify_all(struct directory *d, enum record_kind kind, const 
         struct skep_error why = {0};
         skep_status rc = record_decode(&record, v->data, v->len, d->swarm,
                                        keys + v->key * RECORD_KEY_BYTES, now_s, &why);
+        struct record_misdated misdated;
         if (rc != SKEP_OK)
             log_debug("directory: record refused: %s", why.message);
-        else if (record.kind != kind ||
-                 (others_only && memcmp(record.peer_id, d->identity->peer_id, PEER_ID_BYTES) == 0))
+        if (rc != SKEP_OK && record_is_misdated(v->data, v->len, d->swarm,
+                                                keys + v->key * RECORD_KEY_BYTES, now_s, &misdated))
+            directory_note_misdated(d, keys + v->key * RECORD_KEY_BYTES, "lists", &misdated);
+        if (rc != SKEP_OK)
+            continue;
+        if (record.kind != kind ||
+            (others_only && memcmp(record.peer_id, d->identity->peer_id, PEER_ID_BYTES) == 0))
             record_free(&record);
         else
             merge(list, &record);

@@ -1,8 +1,8 @@
 /*
- * Most of the C++ of Skep (the rest: opendht_push.cpp, opendht_socket.cpp): see opendht_ext.h for
- * why it exists. `dht_runner` of the C bindings is dht::DhtRunner under another name (opendht
- * c/opendht.cpp), so both may be used on one object. Every function catches everything: an
- * exception through C frames would end the process.
+ * Most of the C++ of Skep (the rest: opendht_push.cpp, opendht_socket.cpp, opendht_expiry.cpp): see
+ * opendht_ext.h for why it exists. `dht_runner` of the C bindings is dht::DhtRunner under another
+ * name (opendht c/opendht.cpp), so both may be used on one object. Every function catches
+ * everything: an exception through C frames would end the process.
  */
 #include "dht/opendht_ext.h"
 
@@ -71,7 +71,7 @@ extern "C" bool skep_opendht_contained_in(
     const dht::FieldValueIndex &) __asm__("_ZNK3dht15FieldValueIndex11containedInERKS0_");
 
 /* Ids of value types on the wire: "SK" and the index. Others' types start at 0 and are few. */
-constexpr dht::ValueType::Id first_type = 0x534B;
+constexpr dht::ValueType::Id first_type = OPENDHT_EXT_FIRST_TYPE;
 /* The types that OpenDHT defines itself; a plain `dhtnode` puts with type 0. */
 constexpr dht::ValueType::Id foreign_types = 16;
 

@@ -24,7 +24,8 @@ extern "C" {
 
 enum {
     OPENDHT_EXT_KEY_BYTES = 20,
-    OPENDHT_EXT_TYPES = 4, /* value types that are ours */
+    OPENDHT_EXT_TYPES = 4,           /* value types that are ours */
+    OPENDHT_EXT_FIRST_TYPE = 0x534B, /* "SK" on the wire; the others follow */
     OPENDHT_EXT_MAX_VALUE_BYTES = 61440,
     /* Values of up to this many bytes are short: opendht_ext_query() finds them as well. */
     OPENDHT_EXT_SHORT_BYTES = 512,
@@ -118,6 +119,10 @@ void opendht_ext_put(dht_runner *runner, const uint8_t key[OPENDHT_EXT_KEY_BYTES
 void opendht_ext_push(dht_runner *runner, const uint8_t key[OPENDHT_EXT_KEY_BYTES]);
 void opendht_ext_get(dht_runner *runner, const uint8_t key[OPENDHT_EXT_KEY_BYTES],
                      const struct opendht_ext_calls *calls);
+
+/* Whether values of ours that are kept for others end when their records say, counted from the
+ * moment they came, or with their type (opendht_expiry.cpp). */
+bool opendht_ext_ends_on_time(void);
 
 /*
  * Asks for the short values stored under a key: one request to each node that stores the key, where

@@ -194,18 +194,61 @@ void envelope_free(struct envelope *envelope)
     *envelope = (struct envelope){0};
 }
 
-/* seq is a clock in ms, so it is bounded as expires_at is: neither may run hours ahead. */
-static skep_status check_times(const struct envelope *e, const struct record_swarm *swarm,
-                               int64_t now_unix_s, struct skep_error *err)
+int64_t record_off_by_s(uint64_t seq, int64_t expires_at, int64_t now_unix_s)
 {
-    const int64_t skew = swarm->clock_skew_s;
-    const int64_t latest = now_unix_s + RECORD_MAX_LIFETIME_S + skew;
+    if (expires_at <= now_unix_s)
+        return expires_at - now_unix_s - 1;
+    return seq / 1000 > (uint64_t)now_unix_s ? (int64_t)(seq / 1000 - (uint64_t)now_unix_s) : 0;
+}
 
-    if (e->expires_at <= now_unix_s - skew)
+/* Of dates; 0: they make none. */
+static uint32_t lifetime_of(uint64_t seq, int64_t expires_at)
+{
+    const int64_t dated = (int64_t)(seq / 1000); /* fits: seq has 64 bits */
+
+    if (expires_at <= dated)
+        return 0;
+    return expires_at - dated < RECORD_MAX_LIFETIME_S ? (uint32_t)(expires_at - dated)
+                                                      : RECORD_MAX_LIFETIME_S;
+}
+
+uint32_t record_lifetime_s(const uint8_t *data, size_t len)
+{
+    struct envelope e;
+
+    if (envelope_parse(&e, data, len, NULL) != SKEP_OK)
+        return 0;
+    const uint32_t lifetime = lifetime_of(e.seq, e.expires_at);
+    envelope_free(&e);
+    return lifetime;
+}
+
+/*
+ * When a record ends by the reader's clock. If that clock is not between the record's dates, one of
+ * the two clocks is wrong, and the record's age is unknown: between nothing and its lifetime. It
+ * counts as new, so that nothing that is alive counts as dead.
+ */
+static int64_t local_end(const struct envelope *e, int64_t now_unix_s)
+{
+    const int64_t off_by = record_off_by_s(e->seq, e->expires_at, now_unix_s);
+    const int64_t end = now_unix_s + lifetime_of(e->seq, e->expires_at);
+
+    if (off_by < 0)
+        return end;
+    return off_by > 0 && end > now_unix_s && end < e->expires_at ? end : e->expires_at;
+}
+
+/* seq is a clock in ms, so it is bounded as expires_at is: neither may run hours ahead. */
+static skep_status check_times(const struct envelope *e, int64_t now_unix_s, struct skep_error *err)
+{
+    const int64_t latest = now_unix_s + RECORD_MAX_LIFETIME_S + RECORD_CLOCK_TOLERANCE_S;
+
+    if (e->expires_at <= now_unix_s - RECORD_CLOCK_TOLERANCE_S)
         return error_set(err, SKEP_DEADLINE_EXCEEDED,
-                         "record expired at %" PRId64 ", it is %" PRId64
-                         " and clocks may differ by %" PRId64 " s",
-                         e->expires_at, now_unix_s, skew);
+                         "record ended at %" PRId64 ", it is %" PRId64 ": %" PRId64
+                         " s ago, and clocks may differ by %d s",
+                         e->expires_at, now_unix_s, now_unix_s - e->expires_at,
+                         RECORD_CLOCK_TOLERANCE_S);
     if (e->expires_at > latest)
         return error_set(err, SKEP_INVALID_ARGUMENT,
                          "record expires_at: %" PRId64 ", expected at most %" PRId64, e->expires_at,
@@ -291,9 +334,10 @@ skep_status record_decode(struct record *out, const uint8_t *data, size_t len,
         return rc;
     record.kind = e.kind;
     record.seq = e.seq;
-    record.expires_at = e.expires_at;
     memcpy(record.peer_id, e.peer_id, PEER_ID_BYTES);
-    rc = check_times(&e, swarm, now_unix_s, err);
+    rc = check_times(&e, now_unix_s, err);
+    if (rc == SKEP_OK)
+        record.expires_at = local_end(&e, now_unix_s);
     if (rc == SKEP_OK)
         rc = check_signature(&e, data, key, err);
     if (rc == SKEP_OK)
@@ -306,4 +350,25 @@ skep_status record_decode(struct record *out, const uint8_t *data, size_t len,
         *out = record;
     envelope_free(&e);
     return rc;
+}
+
+bool record_is_misdated(const uint8_t *data, size_t len, const struct record_swarm *swarm,
+                        const uint8_t key[static RECORD_KEY_BYTES], int64_t now_unix_s,
+                        struct record_misdated *out)
+{
+    struct envelope e;
+    struct record record = {0};
+    bool misdated = false;
+
+    if (envelope_parse(&e, data, len, NULL) != SKEP_OK)
+        return false;
+    if (check_times(&e, now_unix_s, NULL) != SKEP_OK && e.seq / 1000 <= INT64_MAX / 2000 &&
+        record_decode(&record, data, len, swarm, key, (int64_t)(e.seq / 1000), NULL) == SKEP_OK) {
+        misdated = true;
+        memcpy(out->peer_id, e.peer_id, PEER_ID_BYTES);
+        out->off_by_s = record_off_by_s(e.seq, e.expires_at, now_unix_s);
+        record_free(&record);
+    }
+    envelope_free(&e);
+    return misdated;
 }

@@ -35,6 +35,9 @@ enum {
     RECORD_SHARDS = 16,
     RECORD_RESOURCE_KEY_BYTES = 256, /* with NUL; resources under longer keys are not published */
     RECORD_MAX_ADDRESSES = 16,       /* of one resource record */
+    /* Records of a publisher whose clock differs by no more are as good as any: docs/records.md,
+     * "Times". Beyond that they are refused. */
+    RECORD_CLOCK_TOLERANCE_S = 600,
 };
 
 /* What a swarm's keys and seals are made from. Borrowed wherever it is passed. */
@@ -44,7 +47,9 @@ struct record_swarm {
     /* The swarm's own peers are loopback: such endpoints are fine. It changes when the name of an
      * initial peer has been resolved. */
     atomic_bool loopback;
-    uint32_t clock_skew_s; /* default 60 */
+    /* How far clocks may differ before it is worth a warning, and how long a withdrawal outlives
+     * what it withdraws. Default 60 */
+    uint32_t clock_skew_s;
 };
 
 enum record_features { /* bits */
@@ -143,7 +148,7 @@ struct record {
     enum record_kind kind;
     uint8_t peer_id[PEER_ID_BYTES];
     uint64_t seq;       /* ms; only grows, per publisher */
-    int64_t expires_at; /* Unix seconds */
+    int64_t expires_at; /* Unix seconds; of one that was decoded by the reader's clock, see there */
     union {
         struct record_expert expert;
         struct record_prefix prefix;
@@ -201,17 +206,37 @@ SKEP_MUST_CHECK skep_status record_encode(const struct record *record,
                                           const uint8_t key[static RECORD_KEY_BYTES],
                                           struct bytes *out, struct skep_error *err);
 /*
- * Decodes and checks everything: form, limits, signature for that key, expiry (with clock skew),
- * and that kind and subject belong to the key.
+ * Decodes and checks everything: form, limits, signature for that key, dates, and that kind and
+ * subject belong to the key.
  * Endpoints that must not be dialled are dropped; a record left without any is refused.
+ * The reader's clock decides nothing alone: a record that is misdated by it, but by no more than
+ * RECORD_CLOCK_TOLERANCE_S, lives for its own lifetime (expires_at less seq) from now on, and
+ * out->expires_at says until when that is.
  * @param out  owned: record_free(). Zeroed on failure.
  * @return SKEP_DATA_LOSS (form, or a subject of another key), SKEP_UNAUTHENTICATED (signature or
- *         seal), SKEP_DEADLINE_EXCEEDED (expired), SKEP_INVALID_ARGUMENT (limits).
+ *         seal), SKEP_DEADLINE_EXCEEDED (ended too long ago), SKEP_INVALID_ARGUMENT (limits,
+ *         dates too far ahead).
  */
 SKEP_MUST_CHECK skep_status record_decode(struct record *out, const uint8_t *data, size_t len,
                                           const struct record_swarm *swarm,
                                           const uint8_t key[static RECORD_KEY_BYTES],
                                           int64_t now_unix_s, struct skep_error *err);
+
+/* A record that is good but for its dates. */
+struct record_misdated {
+    uint8_t peer_id[PEER_ID_BYTES];
+    int64_t off_by_s; /* below 0: it ended so long ago; above: it is dated so far ahead */
+};
+/* By how much dates miss a clock, as in record_misdated; 0: the clock is between them. */
+int64_t record_off_by_s(uint64_t seq, int64_t expires_at, int64_t now_unix_s);
+/* Whether bytes that record_decode() refuses now are a record that it would take at the time of
+ * which it is dated: then the publisher's clock or ours is wrong. */
+bool record_is_misdated(const uint8_t *data, size_t len, const struct record_swarm *swarm,
+                        const uint8_t key[static RECORD_KEY_BYTES], int64_t now_unix_s,
+                        struct record_misdated *out);
+/* How long a record says that it lives, in seconds, at most RECORD_MAX_LIFETIME_S; 0: it does not
+ * say, or the bytes are no record. */
+uint32_t record_lifetime_s(const uint8_t *data, size_t len);
 
 /*
  * What a storing node decides: it stores what a reader of its swarm would accept, under the value

@@ -26,7 +26,8 @@ enum {
     LOW_DESCRIPTORS = 12,
     DEFAULT_STORAGE_BYTES = 64 << 20,
     PUBLIC_ADDRESSES_MAX = 32, /* OpenDHT remembers so many */
-    PICK_ATTEMPTS = 8,         /* another program may take a picked port before OpenDHT binds it */
+    MISDATED_LOG_MS = 60 * 1000,
+    PICK_ATTEMPTS = 8, /* another program may take a picked port before OpenDHT binds it */
 };
 
 /*
@@ -148,6 +149,32 @@ static struct operation *operation_new(struct runner *runner, bool is_put, runne
     return NULL;
 }
 
+/*
+ * A record that is refused for its dates comes from a live publisher, which hears nothing of it:
+ * OpenDHT answers a put that is refused as it does one that is stored. It is fresh, so its date
+ * tells how far the clocks differ.
+ */
+static void say_misdated(struct runner *runner, const uint8_t *key, const uint8_t *data, size_t len)
+{
+    static struct log_gate gate;
+    unsigned long suppressed;
+    struct record_misdated misdated;
+    char peer[PEER_ID_SHORT_BYTES];
+    int64_t now_s = clock_wall_ms() / 1000;
+
+    if (!record_is_misdated(data, len, runner->swarm, key, now_s, &misdated))
+        return;
+    atomic_fetch_add_explicit(&runner->misdated, 1, memory_order_relaxed);
+    if (!log_gate_open(&gate, MISDATED_LOG_MS, &suppressed))
+        return;
+    peer_id_short(misdated.peer_id, peer);
+    log_warn("DHT: records of peer %s are refused: they %s %lld s %s by our clock, and clocks may "
+             "differ by %d s: check the clocks of both machines",
+             peer, misdated.off_by_s < 0 ? "ended" : "are dated",
+             (long long)(misdated.off_by_s < 0 ? -misdated.off_by_s : misdated.off_by_s),
+             misdated.off_by_s < 0 ? "ago" : "ahead", RECORD_CLOCK_TOLERANCE_S);
+}
+
 static bool on_store(void *arg, const uint8_t key[OPENDHT_EXT_KEY_BYTES], uint64_t value_id,
                      const uint8_t *data, size_t len)
 {
@@ -156,6 +183,8 @@ static bool on_store(void *arg, const uint8_t key[OPENDHT_EXT_KEY_BYTES], uint64
     if (data != NULL &&
         record_store_policy(data, len, value_id, key, runner->swarm, clock_wall_ms() / 1000))
         return true;
+    if (data != NULL)
+        say_misdated(runner, key, data, len);
     atomic_fetch_add_explicit(&runner->refused, 1, memory_order_relaxed);
     return false;
 }
@@ -168,6 +197,8 @@ static bool on_edit(void *arg, const uint8_t key[OPENDHT_EXT_KEY_BYTES], uint64_
     if (data != NULL && record_edit_policy(old, old_len, data, len, value_id, key, runner->swarm,
                                            clock_wall_ms() / 1000))
         return true;
+    if (data != NULL)
+        say_misdated(runner, key, data, len);
     atomic_fetch_add_explicit(&runner->refused, 1, memory_order_relaxed);
     return false;
 }
@@ -313,6 +344,10 @@ skep_status runner_new(const struct runner_config *config, struct runner **out,
         runner_free(runner, 0);
         return rc;
     }
+    if (!opendht_ext_ends_on_time())
+        log_info(
+            "DHT: this process loaded OpenDHT by itself: records of others are kept up to an hour "
+            "after they have ended");
     log_debug("DHT on UDP %s, port %u, network %08x", endpoint_format(&config->listen, text),
               (unsigned)runner->port, (unsigned)config->network_id);
     *out = runner;
@@ -378,6 +413,7 @@ void runner_status(struct runner *runner, struct runner_status *out)
         .storage_values = stats.storage_values,
         .storage_bytes = stats.storage_bytes,
         .values_refused = atomic_load_explicit(&runner->refused, memory_order_relaxed),
+        .values_misdated = atomic_load_explicit(&runner->misdated, memory_order_relaxed),
     };
     pthread_mutex_lock(&runner->lock);
     out->listens = runner->listens;

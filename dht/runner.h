@@ -69,8 +69,9 @@ void runner_introduce(struct runner *runner);
 struct runner_status {
     unsigned good_nodes, dubious_nodes; /* of the routing tables, both families */
     size_t storage_values, storage_bytes;
-    uint64_t values_refused; /* by the store and edit policies */
-    size_t listens;          /* that OpenDHT has, also ended ones that it cannot let go of */
+    uint64_t values_refused;  /* by the store and edit policies */
+    uint64_t values_misdated; /* of these, records that are good but for their dates */
+    size_t listens;           /* that OpenDHT has, also ended ones that it cannot let go of */
 };
 /* May block for a moment behind OpenDHT's own lock. */
 void runner_status(struct runner *runner, struct runner_status *out);

@@ -13,10 +13,10 @@ struct runner {
     const struct record_swarm *swarm; /* borrowed */
     struct shown *shown;              /* owned; of OpenDHT's thread */
     uint16_t port;
-    atomic_ullong refused, sent_packets, sent_bytes; /* counters only: relaxed */
-    pthread_mutex_t lock;                            /* guards the fields below */
-    pthread_cond_t ended;                            /* an operation has ended */
-    struct operation *operations;                    /* doubly linked, under way */
+    atomic_ullong refused, misdated, sent_packets, sent_bytes; /* counters only: relaxed */
+    pthread_mutex_t lock;                                      /* guards the fields below */
+    pthread_cond_t ended;                                      /* an operation has ended */
+    struct operation *operations;                              /* doubly linked, under way */
     size_t puts;                /* of these, puts whose `done` has not returned */
     bool closing;               /* nothing new is taken */
     struct runner_listen *idle; /* see runner_listen.c */

@@ -210,18 +210,28 @@ static bool hint_at_unpublished(struct skep_client *client, uint64_t deadline_us
     return true;
 }
 
-/* Who expects a group of experts under a name misses a dot: a prefix is not looked up as a UID. */
-static void hint_at_prefixes(const struct findings *f)
+/*
+ * Why the first of those that are served by nobody is not found, as the client says: there may be
+ * records that were refused. And who expects a group of experts under a name misses a dot: a prefix
+ * is not looked up as a UID.
+ */
+static void explain_absence(struct findings *f, struct skep_client *client, uint64_t deadline_us)
 {
-    for (size_t i = 0; i < f->count; i++) {
-        if (f->statuses[i] != SKEP_NOT_FOUND)
-            continue;
+    struct skep_remote_expert *expert = NULL;
+    struct skep_error err = {0};
+    size_t i = 0;
+
+    while (i < f->count && f->statuses[i] != SKEP_NOT_FOUND)
+        i++;
+    if (i == f->count)
+        return;
+    if (skep_client_find(client, f->uids[i], client_left_ms(deadline_us), &expert, &err) ==
+        SKEP_NOT_FOUND)
         fprintf(stderr,
-                "skep %s: nobody serves %s; with a dot at its end, as \"%s.\" or \"%.*s.\", a name "
-                "lists what is served under it\n",
-                table.command, f->uids[i], f->uids[i], (int)strcspn(f->uids[i], "."), f->uids[i]);
-        return; /* once is enough */
-    }
+                "skep %s: %s; with a dot at its end, as \"%s.\" or \"%.*s.\", a name lists what is "
+                "served under it\n",
+                table.command, err.message, f->uids[i], (int)strcspn(f->uids[i], "."), f->uids[i]);
+    skep_remote_expert_free(expert);
 }
 
 static int find_all(const struct options *o, struct skep_client *client, uint64_t deadline_us,
@@ -247,7 +257,7 @@ static int find_all(const struct options *o, struct skep_client *client, uint64_
     if (code == CLI_NOT_FOUND && !f->listed && !options_flag(o, "json")) {
         fflush(stdout); /* the answer comes before what is said about it */
         if (!hint_at_unpublished(client, deadline_us))
-            hint_at_prefixes(f);
+            explain_absence(f, client, deadline_us);
     }
     for (size_t i = 0; i < f->count; i++)
         skep_remote_expert_free(f->experts[i]);

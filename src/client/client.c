@@ -253,6 +253,24 @@ const char *skep_client_peer_id(const struct skep_client *client)
     return client->peer_id;
 }
 
+/* Nobody serves it; or somebody does, whose records or whose reader has a wrong clock. */
+static skep_status not_found(struct skep_error *err, const char *uid,
+                             const struct skep_client *client)
+{
+    uint8_t key[RECORD_KEY_BYTES];
+    struct record_misdated misdated;
+    char text[DIRECTORY_MISDATED_BYTES];
+
+    if (client->swarm != NULL) {
+        record_key_expert(swarm_record(client->swarm), uid, key);
+        if (directory_misdated(swarm_directory(client->swarm), key, 1, &misdated))
+            return error_set(err, SKEP_NOT_FOUND, "expert %s: %s", uid,
+                             directory_describe_misdated(&misdated, text));
+    }
+    return error_set(err, SKEP_NOT_FOUND, "expert %s: no node of swarm %s serves it", uid,
+                     client->swarm_name);
+}
+
 skep_status lookup_error(struct skep_error *err, skep_status status, const char *uid,
                          const struct skep_client *client)
 {
@@ -260,8 +278,7 @@ skep_status lookup_error(struct skep_error *err, skep_status status, const char 
     case SKEP_OK:
         return SKEP_OK;
     case SKEP_NOT_FOUND:
-        return error_set(err, status, "expert %s: no node of swarm %s serves it", uid,
-                         client->swarm_name);
+        return not_found(err, uid, client);
     case SKEP_UNAVAILABLE:
         return error_set(err, status,
                          "expert %s: cannot look it up: no DHT peer of swarm %s answers", uid,

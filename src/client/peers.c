@@ -256,10 +256,19 @@ static skep_status nothing_found(const struct skep_client *client,
                                  const struct collect_result *answers, struct skep_error *err)
 {
     skep_status status = SKEP_NOT_FOUND;
+    uint8_t keys[RECORD_SHARDS][RECORD_KEY_BYTES];
+    struct record_misdated misdated;
+    char text[DIRECTORY_MISDATED_BYTES];
 
     for (unsigned i = 0; i < RECORD_SHARDS; i++)
         if (answers[i].status != SKEP_OK && answers[i].status != SKEP_NOT_FOUND)
             status = answers[i].status;
+    for (unsigned i = 0; i < RECORD_SHARDS; i++)
+        record_key_nodes_shard(swarm_record(client->swarm), i, keys[i]);
+    if (status == SKEP_NOT_FOUND &&
+        directory_misdated(swarm_directory(client->swarm), keys[0], RECORD_SHARDS, &misdated))
+        return error_set(err, SKEP_FAILED_PRECONDITION, "nodes of swarm %s: %s", client->swarm_name,
+                         directory_describe_misdated(&misdated, text));
     return error_set(err, status, "nodes of swarm %s: %s", client->swarm_name,
                      status == SKEP_NOT_FOUND     ? "none is published"
                      : status == SKEP_UNAVAILABLE ? "no DHT peer answers"

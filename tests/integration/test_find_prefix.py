@@ -207,7 +207,7 @@ def case_a_signal_ends_a_command_that_is_still_joining():
 def case_a_name_that_nobody_serves_may_be_a_prefix():
     with Swarm() as swarm:
         node = swarm.node("node", ["ffn.0.0"], [])
-        refused(3, ["nobody serves ffn.0;", '"ffn.0."', '"ffn."'], "find", "ffn.0",
+        refused(3, ["expert ffn.0: no node of swarm", '"ffn.0."', '"ffn."'], "find", "ffn.0",
                 "--initial-peers", node.peer)
         refused(2, ['"ffn.", with the dot, lists'], "find", "ffn", "--initial-peers", node.peer)
 

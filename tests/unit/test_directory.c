@@ -327,9 +327,12 @@ static void a_record_is_gone_once_it_has_expired(void **state)
     (void)state;
     struct net_node nodes[3];
     const struct net_options shifted = {.wall_ms = shifted_wall_ms};
+    struct record_misdated misdated;
+    uint8_t key[RECORD_KEY_BYTES];
 
     atomic_store(&wall_offset_ms, 0);
     net_start_many(nodes, 2);
+    record_key_expert(swarm_record(nodes[0].swarm), "ffn.3", key);
     uint16_t port = net_port(&nodes[0]);
     net_start_with(&nodes[2], &port, 1, &shifted);
     assert_true(swarm_wait_joined(nodes[2].swarm, net_deadline()));
@@ -337,10 +340,79 @@ static void a_record_is_gone_once_it_has_expired(void **state)
     assert_int_equal(net_get_port(&nodes[2], "ffn.3", 0), 7001);
 
     /* Its minute and what clocks may differ by; the storing nodes still have it. */
-    atomic_store(&wall_offset_ms, (60 + 60 + 2) * 1000);
+    assert_false(directory_misdated(net_directory(&nodes[2]), key, 1, &misdated));
+    atomic_store(&wall_offset_ms, (60 + RECORD_CLOCK_TOLERANCE_S + 2) * 1000);
     assert_int_equal(net_get_status(&nodes[2], "ffn.3", 0), SKEP_NOT_FOUND);
     assert_int_equal(net_get_status(&nodes[2], "ffn.3", DIRECTORY_FRESH), SKEP_NOT_FOUND);
+    /* It is there all the same, which is something else than nobody. */
+    assert_true(directory_misdated(net_directory(&nodes[2]), key, 1, &misdated));
+    assert_memory_equal(misdated.peer_id, nodes[1].identity.peer_id, PEER_ID_BYTES);
+    assert_true(misdated.off_by_s < -RECORD_CLOCK_TOLERANCE_S);
     net_stop_many(nodes, 3);
+}
+
+static int64_t slow_wall_ms(void)
+{
+    return clock_wall_ms() - 300 * 1000;
+}
+
+static int64_t fast_wall_ms(void)
+{
+    return clock_wall_ms() + 90 * 1000;
+}
+
+static void clocks_that_differ_by_minutes_do_no_harm(void **state)
+{
+    (void)state;
+    struct net_node storing, slow, fast;
+    const struct net_options behind = {.wall_ms = slow_wall_ms}, ahead = {.wall_ms = fast_wall_ms};
+
+    net_start(&storing, 0);
+    const uint16_t port = net_port(&storing);
+    net_start_with(&slow, &port, 1, &behind);
+    net_start_with(&fast, &port, 1, &ahead);
+    assert_true(swarm_wait_joined(slow.swarm, net_deadline()));
+    assert_true(swarm_wait_joined(fast.swarm, net_deadline()));
+    assert_int_equal(net_declare_expert(&slow, "ffn.3", 7001, 60, false), SKEP_OK);
+    assert_int_equal(net_declare_expert(&fast, "ffn.4", 7002, 60, false), SKEP_OK);
+    for (int i = 0; i < 2; i++) { /* the second time from the caches */
+        assert_int_equal(net_get_port(&fast, "ffn.3", DIRECTORY_ALL), 7001);
+        assert_int_equal(net_get_port(&storing, "ffn.3", 0), 7001);
+        assert_int_equal(net_get_port(&storing, "ffn.4", 0), 7002);
+        assert_int_equal(net_get_port(&slow, "ffn.4", DIRECTORY_ALL), 7002);
+    }
+    /* What is newer replaces what is older, and a withdrawal withdraws. */
+    assert_int_equal(net_declare_expert(&slow, "ffn.3", 7003, 60, false), SKEP_OK);
+    assert_int_equal(net_get_port(&fast, "ffn.3", DIRECTORY_FRESH), 7003);
+    assert_int_equal(net_declare_expert(&slow, "ffn.3", 7003, 60, true), SKEP_OK);
+    assert_int_equal(net_get_status(&fast, "ffn.3", DIRECTORY_FRESH), SKEP_NOT_FOUND);
+    net_stop(&fast);
+    net_stop(&slow);
+    net_stop(&storing);
+}
+
+static int64_t hours_behind_wall_ms(void)
+{
+    return clock_wall_ms() - 2 * 3600 * 1000;
+}
+
+static void who_refuses_a_record_for_its_dates_counts_it(void **state)
+{
+    (void)state;
+    struct net_node storing, slow;
+    const struct net_options behind = {.wall_ms = hours_behind_wall_ms};
+    struct runner_status status;
+
+    net_start(&storing, 0);
+    const uint16_t port = net_port(&storing);
+    net_start_with(&slow, &port, 1, &behind);
+    assert_true(swarm_wait_joined(slow.swarm, net_deadline()));
+    (void)!net_declare_expert(&slow, "ffn.3", 7001, 60, false); /* OpenDHT takes it for stored */
+    assert_true(NET_UNTIL(
+        (runner_status(swarm_runner(storing.swarm), &status), status.values_misdated > 0)));
+    assert_int_equal(status.storage_values, 0);
+    net_stop(&slow);
+    net_stop(&storing);
 }
 
 static void found_records_and_misses_are_remembered(void **state)
@@ -909,6 +981,8 @@ int main(void)
         cmocka_unit_test(a_withdrawn_expert_is_asked_for_once_more),
         cmocka_unit_test(a_new_endpoint_wins_over_the_old_one_of_the_same_peer),
         cmocka_unit_test(a_record_is_gone_once_it_has_expired),
+        cmocka_unit_test(clocks_that_differ_by_minutes_do_no_harm),
+        cmocka_unit_test(who_refuses_a_record_for_its_dates_counts_it),
         cmocka_unit_test(found_records_and_misses_are_remembered),
         cmocka_unit_test(a_forgotten_peer_is_asked_for_anew),
         cmocka_unit_test(the_genuine_record_is_found_among_a_thousand_forgeries),

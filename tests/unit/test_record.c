@@ -407,6 +407,70 @@ static void a_record_holds_under_its_own_key_only(void **state)
     bytes_free(&data);
 }
 
+/* Whatever the publisher's clock shows, a record lives for its lifetime from when it is read. */
+static void a_misdated_record_ends_by_the_readers_clock(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t seq_in_s, expires_in_s, ends_in_s;
+    } cases[] = {
+        {0, 60, 60},       /* the clocks agree */
+        {-30, 30, 30},     /* 30 s old, or a slow clock: its own end is in sight all the same */
+        {-60, 0, 60},      /* ended just now: by one of the clocks */
+        {-300, -240, 60},  /* 300 s slow */
+        {-640, -590, 50},  /* the slowest that is taken */
+        {90, 150, 60},     /* 90 s fast */
+        {600, 4200, 3600}, /* the longest life, at the fastest clock */
+        {500, 400, 400},   /* dates that make no lifetime are taken as they are */
+        {-4000, -399, 3600},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct record in = expert_record(), out;
+        uint8_t key[RECORD_KEY_BYTES];
+        in.seq = (uint64_t)(NOW + cases[i].seq_in_s) * 1000;
+        in.expires_at = NOW + cases[i].expires_in_s;
+        struct bytes data = encode(&in, &open_swarm, key);
+        assert_int_equal(decode(&out, &data, &open_swarm, key), SKEP_OK);
+        assert_int_equal(out.expires_at, NOW + cases[i].ends_in_s);
+        assert_int_equal(out.seq, in.seq);
+        record_free(&out);
+        bytes_free(&data);
+    }
+}
+
+static void a_record_refused_for_its_dates_alone_is_told_from_junk(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t seq_in_s, expires_in_s, off_by_s;
+    } cases[] = {
+        {-7200, -7140, -7141},
+        {-660, -600, -601},
+        {7200, 7260, 7200},
+        {4201, 4261, 4201},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct record in = expert_record();
+        struct record_misdated seen = {0};
+        uint8_t key[RECORD_KEY_BYTES];
+        in.seq = (uint64_t)(NOW + cases[i].seq_in_s) * 1000;
+        in.expires_at = NOW + cases[i].expires_in_s;
+        struct bytes data = encode(&in, &open_swarm, key);
+        assert_true(record_is_misdated(data.data, data.len, &open_swarm, key, NOW, &seen));
+        assert_int_equal(seen.off_by_s, cases[i].off_by_s);
+        assert_memory_equal(seen.peer_id, publisher.peer_id, PEER_ID_BYTES);
+        /* At its own time it is a good record, and what is forged is not one at any time. */
+        assert_false(record_is_misdated(data.data, data.len, &open_swarm, key,
+                                        NOW + cases[i].seq_in_s, &seen));
+        data.data[data.len - 1] ^= 1;
+        assert_false(record_is_misdated(data.data, data.len, &open_swarm, key, NOW, &seen));
+        assert_false(record_is_misdated(data.data, 3, &open_swarm, key, NOW, &seen));
+        bytes_free(&data);
+    }
+}
+
 static void one_node_cannot_speak_for_another(void **state)
 {
     (void)state;
@@ -427,15 +491,15 @@ static void times_are_bounded_on_both_sides(void **state)
         int64_t expires_in, seq_in_s;
         skep_status expected;
     } cases[] = {
-        {-61, 0, SKEP_DEADLINE_EXCEEDED},
-        {-60, 0, SKEP_DEADLINE_EXCEEDED},
-        {-59, 0, SKEP_OK}, /* within the clocks' difference */
+        {-601, 0, SKEP_DEADLINE_EXCEEDED},
+        {-600, 0, SKEP_DEADLINE_EXCEEDED},
+        {-599, 0, SKEP_OK}, /* within the clocks' difference */
         {3600, 0, SKEP_OK},
-        {3660, 0, SKEP_OK},
-        {3661, 0, SKEP_INVALID_ARGUMENT},
+        {4200, 0, SKEP_OK},
+        {4201, 0, SKEP_INVALID_ARGUMENT},
         {100000000, 0, SKEP_INVALID_ARGUMENT},
-        {60, 3660, SKEP_OK},
-        {60, 3661, SKEP_INVALID_ARGUMENT},
+        {60, 4200, SKEP_OK},
+        {60, 4201, SKEP_INVALID_ARGUMENT},
         {60, INT32_MAX, SKEP_INVALID_ARGUMENT},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -921,6 +985,8 @@ int main(void)
         cmocka_unit_test(a_record_holds_under_its_own_key_only),
         cmocka_unit_test(one_node_cannot_speak_for_another),
         cmocka_unit_test(times_are_bounded_on_both_sides),
+        cmocka_unit_test(a_misdated_record_ends_by_the_readers_clock),
+        cmocka_unit_test(a_record_refused_for_its_dates_alone_is_told_from_junk),
         cmocka_unit_test(over_limits_is_refused_before_sending),
         cmocka_unit_test(over_limits_is_refused_on_arrival),
         cmocka_unit_test(unknown_fields_of_a_body_are_ignored),

@@ -166,14 +166,14 @@ struct item {
     struct bytes data;
 };
 
-static struct item make_item(const struct identity *by, unsigned number, uint16_t port,
-                             uint64_t seq_ahead)
+static struct item make_item_for(const struct identity *by, unsigned number, uint16_t port,
+                                 uint64_t seq_ahead, int64_t lifetime_s)
 {
     struct item item = {0};
     struct record r = {
         .kind = RECORD_EXPERT,
         .seq = (uint64_t)clock_wall_ms() + seq_ahead,
-        .expires_at = clock_wall_ms() / 1000 + 60,
+        .expires_at = clock_wall_ms() / 1000 + lifetime_s,
         .expert = {.endpoint_count = 1,
                    .endpoints = {{.host = "127.0.0.1", .port = port}},
                    .cls = "ffn"},
@@ -187,6 +187,12 @@ static struct item make_item(const struct identity *by, unsigned number, uint16_
     if (record_encode(&r, by, &swarm, item.key, &item.data, &err) != SKEP_OK)
         fail_msg("record_encode: %s", err.message);
     return item;
+}
+
+static struct item make_item(const struct identity *by, unsigned number, uint16_t port,
+                             uint64_t seq_ahead)
+{
+    return make_item_for(by, number, port, seq_ahead, 60);
 }
 
 static bool put(struct runner *runner, const struct item *item)
@@ -610,6 +616,38 @@ static void what_is_short_is_replaced_in_place(void **state)
     assert_int_equal(status.storage_values, 1);
     bytes_free(&item.data);
     stop(c);
+    stop(b);
+    stop(a);
+}
+
+/* Both travel as values that live for a minute: each ends with its own record. */
+static void a_stored_record_ends_when_it_says(void **state)
+{
+    (void)state;
+    struct runner *a = start(), *b = start_joined(a);
+    struct item lasting = make_item(&publisher, 40, 4000, 0);
+    struct item brief = make_item_for(&publisher, 41, 4001, 0, RECORD_MIN_LIFETIME_S);
+    uint64_t deadline = clock_deadline_us(PATIENCE_MS);
+    struct runner_status status;
+    struct tally pause;
+
+    assert_true(opendht_ext_ends_on_time());
+    assert_true(put(b, &lasting));
+    assert_true(put(b, &brief));
+    runner_status(a, &status);
+    assert_int_equal(status.storage_values, 2);
+    tally_init(&pause);
+    pthread_mutex_lock(&pause.lock);
+    do {
+        cond_wait_until(&pause.changed, &pause.lock, clock_deadline_us(10));
+        runner_status(a, &status);
+    } while (status.storage_values == 2 && clock_left_ms(deadline) > 0);
+    pthread_mutex_unlock(&pause.lock);
+    tally_fini(&pause);
+    assert_int_equal(status.storage_values, 1);
+    assert_true(get(a, lasting.key).values > 0); /* the brief one has gone, and it alone */
+    bytes_free(&brief.data);
+    bytes_free(&lasting.data);
     stop(b);
     stop(a);
 }
@@ -1157,6 +1195,7 @@ int main(void)
         cmocka_unit_test(a_short_get_finds_what_different_nodes_hold),
         cmocka_unit_test(a_short_get_finds_crowds_and_long_values),
         cmocka_unit_test(what_is_short_is_replaced_in_place),
+        cmocka_unit_test(a_stored_record_ends_when_it_says),
         cmocka_unit_test(a_stranger_cannot_overwrite),
         cmocka_unit_test(junk_is_not_stored_and_is_counted),
         cmocka_unit_test(long_prefix_records_travel),
