@@ -1,5 +1,5 @@
 /*
- * Whom libopendht calls. Skep replaces three functions of OpenDHT (see opendht_ext.cpp and
+ * Whom libopendht calls. Skep replaces five functions of OpenDHT (see opendht_ext.cpp and
  * opendht_expiry.cpp) by defining them again; the dynamic linker prefers the first definition it
  * meets, which is ours unless the process has loaded OpenDHT on its own before. This tells what it
  * chose.

@@ -1,5 +1,6 @@
 /* One connection of the pool: connecting, carrying calls, ending. */
 #include "net/pool_internal.h"
+#include "net/peer_clocks.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -227,8 +228,9 @@ static void on_established(void *arg, const struct session_peer *who)
     struct link *link = arg;
     struct peer *peer = link->peer;
 
-    (void)who;
     link->established = true;
+    if (who->time_ms != 0)
+        peer_clocks_note(who->peer_id, who->time_ms);
     if (peer == NULL)
         return;
     atomic_store_explicit(&peer->rtt_us, session_rtt_us(link->conn.session), memory_order_relaxed);
@@ -518,6 +520,7 @@ static void set_config(struct link *link, const struct pool_target *target)
                                                                           : NOISE_CHACHAPOLY,
         .swarm = config->swarm,
         .limits = &config->limits,
+        .wall_ms = clock_wall_ms,
     };
     if (target->has_peer_id) {
         memcpy(link->expected_id, target->peer_id, PEER_ID_BYTES);

@@ -1,5 +1,6 @@
 /* One I/O thread of the server: accepting, limits on connections, connections' lives. */
 #include "net/server_internal.h"
+#include "net/peer_clocks.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -106,8 +107,9 @@ void server_conn_established(void *arg, const struct session_peer *peer)
 {
     struct server_conn *c = arg;
 
-    (void)peer;
     c->established = true;
+    if (peer->time_ms != 0)
+        peer_clocks_note(peer->peer_id, peer->time_ms);
     leave_unfinished(c);
     if (c->io->draining) /* its handshake was under way when draining began */
         session_goaway(c->conn.session, c->io->server->drain_reason);
@@ -133,6 +135,7 @@ static skep_status start_connection(struct server_io *io, int fd, const struct a
         .plaintext = config->plaintext,
         .swarm = config->swarm,
         .limits = &config->limits,
+        .wall_ms = clock_wall_ms,
     };
     skep_status rc =
         session_new(&c->config, &server_session_events, c, clock_mono_us(), &session, err);

@@ -46,6 +46,7 @@ struct session_config {
     const uint8_t *expected_peer_id; /* 32 bytes: refuse anyone else (SKEP_UNAUTHENTICATED) */
     const char *swarm;               /* both sides must be in the same one */
     const struct session_limits *limits;
+    int64_t (*wall_ms)(void); /* what the hello says of our clock; NULL: nothing */
 };
 
 struct session_peer {
@@ -55,6 +56,7 @@ struct session_peer {
     bool plaintext;
     unsigned minor;
     uint64_t features;
+    uint64_t time_ms; /* its clock when it wrote its hello; 0: it does not say */
 };
 
 /*

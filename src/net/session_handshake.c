@@ -99,6 +99,7 @@ static skep_status write_hello(struct session *s, struct skep_error *err)
         .stream_window = s->limits.stream_window,
         .connection_window = s->limits.connection_window,
         .max_streams = s->limits.max_streams,
+        .time_ms = s->config.wall_ms != NULL ? (uint64_t)s->config.wall_ms() : 0,
     };
     skep_status rc;
 
@@ -204,6 +205,7 @@ static skep_status judge_hello(struct session *s, const uint8_t *payload, size_t
     memcpy(s->peer.agent, hello.agent, sizeof(s->peer.agent));
     s->peer.minor = hello.minor;
     s->peer.features = hello.features;
+    s->peer.time_ms = hello.time_ms;
     s->peer_max_streams = hello.max_streams;
     s->peer_stream_window = hello.stream_window;
     s->send_window = hello.connection_window;

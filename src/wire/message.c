@@ -186,7 +186,7 @@ skep_status hello_encode(const struct hello *hello, struct bytes *out, struct sk
     msgpack_packer pk;
 
     msgpack_packer_init(&pk, &sink, sink_write);
-    msgpack_pack_map(&pk, 9);
+    msgpack_pack_map(&pk, hello->time_ms != 0 ? 10 : 9);
     pack_key_u64(&pk, "major", hello->major);
     pack_key_u64(&pk, "minor", hello->minor);
     pack_key_str(&pk, "agent", hello->agent);
@@ -196,6 +196,8 @@ skep_status hello_encode(const struct hello *hello, struct bytes *out, struct sk
     pack_key_u64(&pk, "stream_window", hello->stream_window);
     pack_key_u64(&pk, "connection_window", hello->connection_window);
     pack_key_u64(&pk, "max_streams", hello->max_streams);
+    if (hello->time_ms != 0)
+        pack_key_u64(&pk, "time", hello->time_ms);
     return pack_result(&sink, old_len, "hello", err);
 }
 
@@ -548,6 +550,8 @@ static skep_status read_hello(struct hello *out, const msgpack_object *map, stru
     skep_status rc = read_optional_str(map, "hello", "swarm", out->swarm, sizeof(out->swarm), err);
     if (rc == SKEP_OK)
         rc = read_optional_u64(map, "hello", "features", UINT64_MAX, &out->features, err);
+    if (rc == SKEP_OK)
+        rc = read_optional_u64(map, "hello", "time", UINT64_MAX, &out->time_ms, err);
     return rc;
 }
 

@@ -115,6 +115,7 @@ struct hello {
     uint32_t stream_window;
     uint32_t connection_window;
     uint32_t max_streams;
+    uint64_t time_ms; /* the sender's clock, ms since 1970; 0: not said */
 };
 enum { PROTOCOL_MAJOR = 1, PROTOCOL_MINOR = 1 };
 

@@ -8,6 +8,10 @@ add_executable(local_expert local_expert.c)
 target_link_libraries(local_expert PRIVATE skep_experts skep_node)
 skep_compile_options(local_expert)
 
+# Shifts the wall clock of a program that loads it first.
+add_library(shifted_clock MODULE shifted_clock.c)
+skep_compile_options(shifted_clock)
+
 # Sanitized programs are slower, and the machine may be busy with other tests.
 set(integration_patience 1)
 if(SKEP_SANITIZER OR SKEP_FUZZ)
@@ -19,7 +23,7 @@ function(skep_integration_test name timeout)
   math(EXPR timeout "${timeout} * ${integration_patience}")
   add_test(NAME ${name} COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/${name}.py")
   set_tests_properties(${name} PROPERTIES TIMEOUT ${timeout} SKIP_RETURN_CODE 77
-    ENVIRONMENT "SKEP_PROGRAM=$<TARGET_FILE:skep>;SKEP_LOCAL_EXPERT=$<TARGET_FILE:local_expert>;SKEP_DIGITS=$<TARGET_FILE:digits>;SKEP_GOLDEN_DIR=${PROJECT_SOURCE_DIR}/tests/golden;SKEP_TEST_PATIENCE=${integration_patience};PYTHONDONTWRITEBYTECODE=1;TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/tsan.supp")
+    ENVIRONMENT "SKEP_PROGRAM=$<TARGET_FILE:skep>;SKEP_LOCAL_EXPERT=$<TARGET_FILE:local_expert>;SKEP_SHIFTED_CLOCK=$<TARGET_FILE:shifted_clock>;SKEP_DIGITS=$<TARGET_FILE:digits>;SKEP_GOLDEN_DIR=${PROJECT_SOURCE_DIR}/tests/golden;SKEP_TEST_PATIENCE=${integration_patience};PYTHONDONTWRITEBYTECODE=1;TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/tsan.supp")
   if(arg_ALONE)
     set_tests_properties(${name} PROPERTIES RUN_SERIAL ON)
   endif()
@@ -28,6 +32,7 @@ endfunction()
 skep_integration_test(test_addresses 600)
 skep_integration_test(test_call_files 360)
 skep_integration_test(test_calls 600)
+skep_integration_test(test_clocks 600)
 skep_integration_test(test_crash 720)
 skep_integration_test(test_digits 480)
 skep_integration_test(test_digits_moe 720 ALONE)

@@ -624,6 +624,7 @@ static const struct hello sample = {
     .stream_window = 1 << 22,
     .connection_window = UINT32_MAX,
     .max_streams = 77,
+    .time_ms = 1800000000123,
 };
 
 static void hello_round_trips_and_needs_every_byte(void **state)
@@ -646,6 +647,16 @@ static void hello_round_trips_and_needs_every_byte(void **state)
     assert_true(out.features == sample.features);
     assert_int_equal(out.stream_window, 1 << 22);
     assert_int_equal(out.connection_window, UINT32_MAX);
+    assert_int_equal(out.max_streams, 77);
+    assert_int_equal(out.time_ms, 1800000000123);
+    bytes_free(&bytes);
+
+    /* Who does not say the time is as good. */
+    struct hello timeless = sample;
+    timeless.time_ms = 0;
+    assert_int_equal(hello_encode(&timeless, &bytes, NULL), SKEP_OK);
+    assert_int_equal(hello_decode(&out, bytes.data, bytes.len, NULL), SKEP_OK);
+    assert_int_equal(out.time_ms, 0);
     assert_int_equal(out.max_streams, 77);
     bytes_free(&bytes);
 }
