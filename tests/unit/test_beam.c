@@ -572,11 +572,11 @@ static uint64_t gets_of(const struct net_node *node)
 }
 
 /* B74, from its lapse to its return. The prefix is another node's and names the expert all the
- * time: what an overloaded or half-dead node leaves behind. To the one who searches it is a few
+ * time: what an overloaded or half-dead node leaves behind. To the one who searches it is
  * minutes later by then, so that a record of a minute has lapsed and those of an hour have not. */
 static void a_lapsed_expert_is_found_again_once_its_node_is_back(void **state)
 {
-    enum { HOUR_S = 3600, LATER_S = 60 + 60 + 2 /* clocks may differ by a minute */ };
+    enum { HOUR_S = 3600, LATER_S = 60 + RECORD_CLOCK_TOLERANCE_S + 2 };
     enum { PERIOD_S = 2 * LATER_S /* of the node that comes back; its records live for two */ };
     const struct grid g = {.name = "lapsed.", .dims = 2, .sizes = {4, 8}};
     const struct net_options shifted = {.wall_ms = shifted_wall_ms};
