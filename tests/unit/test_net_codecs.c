@@ -223,20 +223,26 @@ struct late {
 
 enum { LARGE_NUMBERS = 2 << 20 };
 
-static void late_call(struct late *late, uint64_t deadline_us)
+/* Asks for the tensor back in 8 bits. */
+static skep_status call_encoded(struct fixture *f, const DLManagedTensor *tensor,
+                                uint64_t deadline_us, struct waiter *w, struct pool_call **out)
 {
     struct call_headers headers = {.method = "echo", .tensor_count = 1};
-    struct pool_target target = target_of(&late->f);
-    const DLTensor *sent = &late->large->dl_tensor;
+    struct pool_target target = target_of(f);
+    const DLTensor *sent = &tensor->dl_tensor;
     uint8_t params[] = {0x92, 0x07, 0x08}; /* msgpack: [7, 8] */
 
     headers.params = (struct bytes){.data = params, .len = sizeof(params), .cap = sizeof(params)};
     headers.has_reply_encoding = true;
     headers.reply_encoding = ENCODING_UNIFORM8;
     assert_int_equal(tensor_descriptor_of(&headers.tensors[0], sent, NULL), SKEP_OK);
-    waiter_init(&late->w);
-    assert_int_equal(pool_call(late->f.pool, &target, &headers, &sent, deadline_us, on_done,
-                               &late->w, &late->call, NULL),
+    waiter_init(w);
+    return pool_call(f->pool, &target, &headers, &sent, deadline_us, on_done, w, out, NULL);
+}
+
+static void late_call(struct late *late, uint64_t deadline_us)
+{
+    assert_int_equal(call_encoded(&late->f, late->large, deadline_us, &late->w, &late->call),
                      SKEP_OK);
 }
 
@@ -385,6 +391,41 @@ static void pool_is_freed_while_a_reply_is_decoded(void **state)
     late_end(&late);
 }
 
+/* Where memory for the threads or for a reply's copy is short, the loop decodes; else the call says
+ * so. Each call ends once, and the next one works. */
+static void failing_allocation_of_a_large_reply_ends_one_call_at_most(void **state)
+{
+    enum { SWEEP = 100, FLOATS = OFFLOAD_FROM_BYTES / 4 + 1000 };
+    struct fixture f;
+    DLManagedTensor *tensor = floats(FLOATS, 0);
+
+    (void)state;
+    fixture_init(&f);
+    fixture_start(&f);
+    for (long nth = 1; nth <= SWEEP; nth++) {
+        struct waiter w;
+        mem_fail_at(nth);
+        skep_status rc = call_encoded(&f, tensor, clock_deadline_us(PATIENCE_MS), &w, NULL);
+        if (rc == SKEP_OK)
+            waiter_wait(&w);
+        else
+            assert_int_equal(rc, SKEP_RESOURCE_EXHAUSTED);
+        mem_fail_at(0);
+        if (rc == SKEP_OK && w.status == SKEP_OK) {
+            assert_int_equal(w.tensor_count, 1);
+            assert_true(dtype_equal(w.tensors[0]->dl_tensor.dtype, DTYPE_F32));
+        }
+        waiter_fini(&w);
+        assert_serves(&f);
+        if (nth % 2 == 0) { /* with threads to be started, too */
+            pool_free(f.pool);
+            assert_int_equal(pool_new(&f.pool_config, &f.pool, NULL), SKEP_OK);
+        }
+    }
+    skep_tensor_free(tensor);
+    fixture_end(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -400,6 +441,7 @@ int main(void)
         cmocka_unit_test(deadline_holds_while_a_reply_is_decoded),
         cmocka_unit_test(lost_connection_leaves_the_reply_that_has_come),
         cmocka_unit_test(pool_is_freed_while_a_reply_is_decoded),
+        cmocka_unit_test(failing_allocation_of_a_large_reply_ends_one_call_at_most),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
