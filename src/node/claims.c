@@ -24,7 +24,7 @@ enum {
     LOOK_MS = 2000,        /* for the answers of one look */
     YOUNG_MS = UID_FRESH_MS,
     YOUNG_UIDS = 256, /* UIDs asked for in each look while the node is young, besides open ones */
-    OLD_UIDS = 8,     /* the same afterwards */
+    OLD_UIDS = 1,     /* the same afterwards */
     UNMAKE_MS = 5000, /* for calls of an expert that is given up */
     UNMAKE_LOOK_MS = 10,
     REPORTED = 16, /* rivals named in one look; more are counted */
