@@ -46,7 +46,8 @@ def newest_path(folder, uid="ffn.0.0"):
 
 
 def is_saving(folder, uid="ffn.0.0"):
-    return any(".tmp" in name for name in os.listdir(os.path.join(folder, uid)))
+    path = os.path.join(folder, uid)
+    return os.path.isdir(path) and any(".tmp" in name for name in os.listdir(path))
 
 
 class Trainer:
