@@ -516,10 +516,10 @@ static void tell_joined(struct bootstrap *b, unsigned good)
     b->is_late_said = b->is_late_said || late;
     pthread_mutex_unlock(&b->lock);
     if (late)
-        log_warn(
-            "DHT: not joined: no initial peer has answered in %d s; trying on. Until one does, "
-            "nobody in their swarm finds this process",
-            LATE_MS / 1000);
+        log_warn("DHT: not joined: no initial peer has answered in %d s; still trying. Until one "
+                 "answers, "
+                 "nobody in their swarm finds this process",
+                 LATE_MS / 1000);
     if (line != NULL)
         log_info("%s", line);
     mem_free(line);

@@ -203,7 +203,7 @@ static void compare_clocks(const struct directory *d, const struct candidate *c,
         return;
     peer_id_short(c->peer_id, peer);
     log_warn("directory: records of peer %s %s %lld s %s by our clock: check the clocks of both "
-             "machines, records are refused when they differ by over %d s",
+             "machines; when clocks differ by more than %d s, records may be refused",
              peer, by_s < 0 ? "ended" : "are dated", (long long)(by_s < 0 ? -by_s : by_s),
              by_s < 0 ? "ago" : "ahead", RECORD_CLOCK_TOLERANCE_S);
 }

@@ -31,8 +31,8 @@ static const struct option_spec specs[] = {
 
 static const struct option_table table = {
     .command = "dht",
-    .summary = "Runs a bootstrap peer: it hosts no experts, it is whom others join by. Until "
-               "SIGINT, SIGTERM or SIGHUP; a second signal ends it at once.",
+    .summary = "Runs a bootstrap peer: it hosts no experts; others join the swarm through it. It "
+               "runs until SIGINT, SIGTERM or SIGHUP; a second signal ends it at once.",
     .example = "skep dht --listen 0.0.0.0:4222\n"
                "skep dht --listen 127.0.0.1:* --initial-peers 127.0.0.1:4222 --json",
     .specs = specs,

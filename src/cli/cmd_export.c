@@ -25,7 +25,7 @@ static const struct option_spec specs[] = {
      .kind = OPTION_STRING,
      .placeholder = "FILE",
      .required = true,
-     .help = "safetensors file to write; a name that ends as another format's is refused"},
+     .help = "safetensors file to write; a name with another format's extension is refused"},
     {.name = "json", .kind = OPTION_FLAG, .help = "print what was exported as JSON"},
 };
 

@@ -27,8 +27,8 @@ static const struct option_spec specs[] = {
      .help = "list what the trackers of the swarm hold under this key, instead of experts"},
     {.name = "watch",
      .kind = OPTION_FLAG,
-     .help = "with a prefix: stay until a signal, whatever --timeout says, or until nobody takes "
-             "what is printed, and show what appears, changes and goes"},
+     .help = "with a prefix: stay until a signal or until the output is closed, whatever --timeout "
+             "says, and show what appears, changes and goes"},
     CLIENT_OPTION_SPECS,
 };
 
@@ -228,8 +228,8 @@ static void explain_absence(struct findings *f, struct skep_client *client, uint
     if (skep_client_find(client, f->uids[i], client_left_ms(deadline_us), &expert, &err) ==
         SKEP_NOT_FOUND)
         fprintf(stderr,
-                "skep %s: %s; with a dot at its end, as \"%s.\" or \"%.*s.\", a name lists what is "
-                "served under it\n",
+                "skep %s: %s; to list what is served under a prefix, end it with a dot: \"%s.\" or "
+                "\"%.*s.\"\n",
                 table.command, err.message, f->uids[i], (int)strcspn(f->uids[i], "."), f->uids[i]);
     skep_remote_expert_free(expert);
 }

@@ -98,7 +98,7 @@ static const struct option_spec specs[] = {
      .help = "also where the expert has checkpoints: they are kept, this one becomes the newest"},
     {.name = "allow-non-finite",
      .kind = OPTION_FLAG,
-     .help = "also weights that hold NaN or infinity, which are refused else"},
+     .help = "also weights that hold NaN or infinity, which are otherwise refused"},
     {.name = "json", .kind = OPTION_FLAG, .help = "print what was imported as JSON"},
 };
 

@@ -269,8 +269,8 @@ static const struct option_spec specs[] = {
      .min = 1,
      .max = 1 << 20,
      .default_text = "4096",
-     .help = "most connections open at once; beyond, one without a handshake after 1 s is closed, "
-             "else the newest"},
+     .help = "most connections open at once; when full, a connection without a handshake after 1 s "
+             "is closed, otherwise the newest"},
     {.name = "max-connections-per-address",
      .kind = OPTION_INT,
      .min = 1,
@@ -330,7 +330,7 @@ static const struct option_spec specs[] = {
      .max = TIME_MAX_MS,
      .unit = "ms",
      .default_text = "15s",
-     .help = "who leases this node and is not heard of for so long, though asked, has lost it"},
+     .help = "end a lease whose holder answers no ping for this long"},
     {.name = "json",
      .kind = OPTION_FLAG,
      .help = "print a line of JSON when ready, for each report and at the end"},

@@ -68,7 +68,8 @@ static const struct option_spec specs[] = {
      .min = 1,
      .max = 1000000,
      .default_text = "65536",
-     .help = "beyond, one that sent no magic number within 1 s is closed, else the newest"},
+     .help = "most connections open at once; when full, one that sent no magic number within 1 s "
+             "is closed, otherwise the newest"},
     {.name = "stop-key",
      .kind = OPTION_STRING,
      .placeholder = "TEXT",

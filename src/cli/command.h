@@ -14,13 +14,13 @@
     X(cmd_node, "node", "run a node: host experts and serve them")                                 \
     X(cmd_tracker, "tracker", "run a tracker: TVM servers offer themselves, clients ask for one")  \
     X(cmd_query_tracker, "query-tracker", "show a tracker's servers and queues")                   \
-    X(cmd_dht, "dht", "run a bootstrap peer: no experts, whom others join by")                     \
+    X(cmd_dht, "dht", "run a bootstrap peer without experts, which others join")                   \
     X(cmd_find, "find", "look experts up by UID, or list those under a prefix")                    \
     X(cmd_peers, "peers", "list the nodes of a swarm, their load and round trip")                  \
     X(cmd_call, "call", "call an expert: forward, backward, or show its schema")                   \
     X(cmd_export, "export", "write an expert's checkpoint as plain weights")                       \
     X(cmd_import, "import", "turn weights into checkpoints that a node can host")                  \
-    X(cmd_bench, "bench", "measure it on this machine")                                            \
+    X(cmd_bench, "bench", "measure Skep on this machine")                                          \
     X(cmd_keygen, "keygen", "make the key file of a node or a private swarm")
 
 struct option_table;

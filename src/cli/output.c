@@ -334,5 +334,5 @@ void json_print_event(json_t *event)
         putchar('\n');
     json_decref(event);
     if (!output_flush() && !atomic_exchange(&told, true))
-        log_warn("standard output: %s; events are lost, all else goes on", failure_text());
+        log_warn("standard output: %s; events are lost, everything else continues", failure_text());
 }

@@ -130,7 +130,7 @@ static skep_status check_mode(int fd, const char *path, struct skep_error *err)
     if ((st.st_mode & 077) != 0)
         return error_set(err, SKEP_PERMISSION_DENIED,
                          "%s: mode %04o lets other users at the key, expected 0600; "
-                         "mend it with: chmod 600 '%s'",
+                         "fix it with: chmod 600 '%s'",
                          path, (unsigned)(st.st_mode & 07777), path);
     return SKEP_OK;
 }

@@ -88,6 +88,7 @@ void peer_clocks_note(const uint8_t peer_id[static PEER_ID_BYTES], uint64_t peer
                  "set it, or others refuse what this program publishes",
                  count, by_s, direction(ahead_ms));
     else
-        log_warn("net: the clock of peer %s is %lld s %s ours: check the clocks of both machines",
+        log_warn("net: the clock of peer %s is %lld s %s ours: check the clocks of both machines; "
+                 "if ours is wrong, others may refuse what this program publishes",
                  peer, by_s, direction(ahead_ms));
 }

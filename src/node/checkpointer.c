@@ -144,8 +144,8 @@ static void report(struct checkpointer *cp, const struct round *round)
     }
     bool is_due = log_gate_open(&cp->failures, FAILURE_LOG_MS, &suppressed);
     if (is_due || !cp->was_failing)
-        log_error("expert %s: checkpoint not saved, the one before it stays: %s (%zu not saved in "
-                  "this round, tried again with the next)",
+        log_error("expert %s: checkpoint not saved (an older one, if there is one, stays): %s (%zu "
+                  "not saved in this round, tried again with the next)",
                   round->uid, round->why.message, round->failed);
     cp->was_failing = true;
 }

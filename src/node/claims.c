@@ -345,12 +345,14 @@ static void log_given_up(struct claims *c, size_t index, const char *next)
         if (c->findings[i].index == index && c->findings[i].verdict == UID_YIELD)
             peer_id_short(c->findings[i].peer_id, peer);
     if (next != NULL)
-        log_info("expert %s: peer %s has the UID, too, and goes first: given up, untrained, for %s",
+        log_info("expert %s: peer %s serves the UID as well and has priority: given up, untrained, "
+                 "for %s",
                  c->looked[index].uid, peer, next);
     else
-        log_warn("expert %s: peer %s has the UID, too, and goes first: given up, untrained; no "
-                 "other UID of its pattern is free",
-                 c->looked[index].uid, peer);
+        log_warn(
+            "expert %s: peer %s serves the UID as well and has priority: given up, untrained; no "
+            "other UID of its pattern is free",
+            c->looked[index].uid, peer);
 }
 
 /* Finds UIDs for the experts of one wish that yield: of them as many as are free are replaced. The
