@@ -468,7 +468,7 @@ static void forty_starts_and_stops_leave_no_thread_or_descriptor(void **state)
     }
     assert_int_equal(count_entries("/proc/self/fd"), descriptors);
     /* A joined thread's entry goes a moment after it. */
-    assert_true(NET_UNTIL(count_entries("/proc/self/task") == threads));
+    assert_true(NET_UNTIL(count_entries("/proc/self/task") <= threads));
     net_stop(&first);
 }
 

@@ -130,14 +130,15 @@ static unsigned count_threads(void)
     return count;
 }
 
-/* A thread that has been joined may be listed for a moment longer. */
-static void assert_threads(unsigned expected)
+/* A thread that has been joined may be listed for a moment longer: now, or when `most` was counted.
+ */
+static void assert_threads(unsigned most)
 {
     uint64_t deadline = clock_deadline_us(WAIT_MS);
 
-    while (count_threads() != expected && clock_mono_us() < deadline)
+    while (count_threads() > most && clock_mono_us() < deadline)
         sched_yield();
-    assert_int_equal(count_threads(), expected);
+    assert_true(count_threads() <= most);
 }
 
 static void start_that_failed_leaves_no_thread_and_may_be_repeated(void **state)
