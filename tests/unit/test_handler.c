@@ -269,12 +269,22 @@ static int64_t five_minutes_behind(void)
     return clock_wall_ms() - 5 * 60 * 1000;
 }
 
+static bool is_only_at(struct net_node *node, const char *uid, uint16_t port)
+{
+    struct lookup_result *r = net_get(node, uid, DIRECTORY_FRESH);
+    bool is =
+        r->status == SKEP_OK && r->provider_count == 1 && r->providers[0].endpoints[0].port == port;
+
+    mem_free(r);
+    return is;
+}
+
 /* The new record gets to the peers that hold the old one in turn, and a lookup ends at the first
  * answer. */
 static bool is_always_at(struct net_node *node, const char *uid, uint16_t port)
 {
-    for (int i = 0; i < 5; i++)
-        if (net_get_port(node, uid, DIRECTORY_FRESH) != port)
+    for (int i = 0; i < 6; i++)
+        if (!is_only_at(node, uid, port))
             return false;
     return true;
 }
@@ -296,11 +306,6 @@ static void restarts_at_a_new_port(int64_t (*wall_ms)(void))
     struct handler_config config = config_of(&again, 7002);
     struct handler *h = start(&config, two_experts, 2);
     assert_true(NET_UNTIL(is_always_at(&nodes[2], "ffn.1.2", 7002)));
-    struct lookup_result *r = net_get(&nodes[2], "ffn.1.2", DIRECTORY_FRESH);
-    assert_int_equal(r->status, SKEP_OK);
-    assert_int_equal(r->provider_count, 1);
-    assert_int_equal(r->providers[0].endpoints[0].port, 7002);
-    mem_free(r);
     /* Also for the prefix, which the earlier run never told. */
     assert_true(NET_UNTIL(net_get_port(&nodes[2], "ffn.1.7", DIRECTORY_FRESH) == 7002));
     finish(h);
