@@ -33,8 +33,8 @@ struct runner_config {
     const uint8_t *dht_id;  /* RECORD_KEY_BYTES; NULL: a random one. Borrowed for the call */
     const struct record_swarm *swarm; /* for the policies; borrowed until runner_free() */
     bool bootstrap_only;              /* `skep dht` */
-    bool is_client; /* finds and leaves: no peer stores with it or names it to others */
-    size_t storage_limit_bytes;       /* kept for others; default 64 MiB */
+    bool is_client;             /* finds and leaves: no peer stores with it or names it to others */
+    size_t storage_limit_bytes; /* kept for others; default 64 MiB */
     bool raise_rate_limits; /* benchmarks: no limits at all; false: high enough for our paced bulk
                                operations from one address */
 };

@@ -56,9 +56,9 @@ struct skep_client_options {
     /**
      * Hedging: a forward call without a reply after so many milliseconds is sent to a second node
      * that serves the expert, too; the first good answer counts, the other request is cancelled.
-     * 0 (default): at half of the call's time limit, and sooner only if the node is silent or does not
-     * accept a connection. Backward calls, which train, are never sent twice. Choose a time that few
-     * calls take: each hedge is work that may be done for nothing.
+     * 0 (default): at half of the call's time limit, and sooner only if the node is silent or does
+     * not accept a connection. Backward calls, which train, are never sent twice. Choose a time
+     * that few calls take: each hedge is work that may be done for nothing.
      */
     uint32_t hedge_after_ms;
 };
