@@ -761,7 +761,7 @@ skep_status bootstrap_log_joined(struct bootstrap *b, const char *line, struct s
     return SKEP_OK;
 }
 
-/* Of whom nothing was found out: what they are called, which never changes. */
+/* The names of peers about which nothing was found out. They never change. */
 static void list_tried(const struct bootstrap *b, char *out, size_t cap)
 {
     size_t used = 0;

@@ -238,7 +238,7 @@ class skep_socket : public dht::net::UdpSocket
         has_asker = true;
     }
 
-    /* Clients are in no routing table, so a node that only they know pings one to be told. */
+    /* Clients are in no routing table, so a node that only they know pings one to learn it. */
     bool ask_for_own_address(dht::DhtInterface *dht)
     {
         if (knows_address || !has_asker)

@@ -267,7 +267,7 @@ static int compare_items(const void *a, const void *b)
     return x->part < y->part ? -1 : x->part > y->part;
 }
 
-/* Takes over what was told of each item. */
+/* Carries over what the publication before has published of each item. */
 static skep_status continue_items(struct publication *p, const struct publication *before,
                                   struct skep_error *err)
 {

@@ -1,7 +1,7 @@
 /*
  * What `skep call` does to tensors besides sending them: NumPy's defaults (float64, Fortran order)
  * become what an expert takes, NaN is noticed, and a result that goes to no file is summed up. Each
- * such thing is told in a note: a line on standard error, and an element of "notes" with --json.
+ * such thing goes into a note: a line on standard error, and an element of "notes" with --json.
  */
 #ifndef SKEP_CLI_CALL_TENSORS_H
 #define SKEP_CLI_CALL_TENSORS_H

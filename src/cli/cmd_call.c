@@ -284,7 +284,7 @@ static skep_status open_files(struct call *c, struct skep_error *err)
     return rc;
 }
 
-/* NumPy makes float64 unless it is told otherwise. What the expert takes is asked for only then. */
+/* NumPy makes float64 by default. Only then does this ask what the expert takes. */
 static skep_status cast_files(struct call *c, struct skep_error *err)
 {
     struct skep_expert_info info;

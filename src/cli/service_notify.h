@@ -18,7 +18,7 @@ void service_notify_ready(void);
 /* STOPPING=1, once. Async-signal-safe. */
 void service_notify_stopping(void);
 
-/* What is waited for. */
+/* What a long-running command runs until its end. */
 struct service_run {
     bool (*wait)(void *arg, uint32_t timeout_ms); /* true: it has ended. UINT32_MAX: for ever */
     /* Returns once its threads have answered: a WATCHDOG=1 behind it is true. It hangs if they do,

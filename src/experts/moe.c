@@ -82,10 +82,10 @@ static void note_name(struct found *found, const char *name)
 
     if (strlen(name) < sizeof(found->file) && ends_in(name, ".safetensors.index.json")) {
         found->indices++;
-        strcpy(found->index, name);
+        memcpy(found->index, name, strlen(name) + 1);
     } else if (strlen(name) < sizeof(found->file) && ends_in(name, ".safetensors")) {
         found->files++;
-        strcpy(found->file, name);
+        memcpy(found->file, name, strlen(name) + 1);
     }
     for (size_t i = 0; i < sizeof(weights) / sizeof(weights[0]); i++)
         if (ends_in(name, weights[i]) && used + sizeof(quoted) < sizeof(found->others)) {

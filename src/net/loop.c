@@ -29,7 +29,7 @@ struct loop {
     struct thread thread;
     struct loop_hook *hooks; /* the loop's thread only */
     bool awake;              /* the same: it holds `turn` */
-    bool may_spin;           /* set once: whoever is waited for has a CPU of its own */
+    bool may_spin;           /* set once: the peer may run on another CPU meanwhile */
     int short_sleeps;        /* the loop's thread only: in a row, at most SHORT_SLEEPS */
     uint64_t idle_since_us;  /* the same: when the loop had nothing left to do */
 
@@ -221,7 +221,7 @@ static void spin(struct loop *loop)
         } else if (found == LOOP_POLL_IDLE || others_ready(loop)) {
             return;
         } else {
-            sched_yield(); /* another thread may need this CPU to make what is waited for */
+            sched_yield(); /* the peer may need this CPU to answer */
         }
         now = clock_mono_us();
     }

@@ -160,6 +160,23 @@ class Firewall:
         self.priority = 10
 
 
+def mount_namespace():
+    """A process that keeps a mount namespace of its own alive, and the command that enters it."""
+    holder = subprocess.Popen(["unshare", "--mount", "cat"], stdin=subprocess.PIPE,
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return holder, ["nsenter", "--mount=/proc/%d/ns/mnt" % holder.pid]
+
+
+def until_apart(holder):
+    """Waits until that process has left our namespace."""
+    own = os.readlink("/proc/self/ns/mnt")
+
+    def is_apart():
+        assert holder.poll() is None, "unshare --mount is not allowed"
+        return os.readlink("/proc/%d/ns/mnt" % holder.pid) != own
+    until(is_apart, 30, "a mount namespace of its own", pause=0.01)
+
+
 class OwnHosts:
     """A mount namespace with an /etc/hosts of its own, for who runs `inside` it. `lines`: of that
     file."""
@@ -168,16 +185,9 @@ class OwnHosts:
         path = os.path.join(folder, "hosts")
         with open(path, "w") as file:
             file.write("".join(line + "\n" for line in lines))
-        self.holder = subprocess.Popen(["unshare", "--mount", "cat"], stdin=subprocess.PIPE,
-                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self.inside = ["nsenter", "--mount=/proc/%d/ns/mnt" % self.holder.pid]
+        self.holder, self.inside = mount_namespace()
         try:
-            own = os.readlink("/proc/self/ns/mnt")
-
-            def is_apart():
-                assert self.holder.poll() is None, "unshare --mount is not allowed"
-                return os.readlink("/proc/%d/ns/mnt" % self.holder.pid) != own
-            until(is_apart, 30, "a mount namespace of its own", pause=0.01)
+            until_apart(self.holder)
             subprocess.run(self.inside + ["mount", "--bind", path, "/etc/hosts"], check=True,
                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         except BaseException:
@@ -202,16 +212,9 @@ class SmallDisk:
     def __init__(self, folder, kib):
         self.folder = folder
         os.makedirs(folder, exist_ok=True)
-        self.holder = subprocess.Popen(["unshare", "--mount", "cat"], stdin=subprocess.PIPE,
-                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self.inside = ["nsenter", "--mount=/proc/%d/ns/mnt" % self.holder.pid]
+        self.holder, self.inside = mount_namespace()
         try:
-            own = os.readlink("/proc/self/ns/mnt")
-
-            def is_apart():
-                assert self.holder.poll() is None, "unshare --mount is not allowed"
-                return os.readlink("/proc/%d/ns/mnt" % self.holder.pid) != own
-            until(is_apart, 30, "a mount namespace of its own", pause=0.01)
+            until_apart(self.holder)
             self.mount("-t", "tmpfs", "-o", "size=%dk" % kib, "disk")
         except BaseException:
             self.close()

@@ -276,7 +276,7 @@ static void short_sleeps_make_the_loop_poll_its_hooks(void **state)
     uint64_t deadline = clock_deadline_us(20000);
 
     if (cpu_count() < 2)
-        skip(); /* one CPU: polling would keep it from whoever is waited for */
+        skip(); /* one CPU: polling would keep it from the peer */
     assert_int_equal(loop_new("test-loop", &p.hooked.loop, NULL), SKEP_OK);
     loop_call(p.hooked.loop, add_hook, &p.hooked);
     /* Each call follows at once upon the one before: the loop sleeps shortly or not at all. */
