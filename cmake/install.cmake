@@ -4,7 +4,8 @@
 # own list, so that there is no second one here.
 set(skep_library_objects)
 set(skep_library_links)
-foreach(module IN ITEMS base crypto wire net experts dht runtime tracker client node)
+foreach(module IN ITEMS base crypto wire net experts dht_record dht_opendht dht_directory dht_bootstrap
+                        dht_swarm dht_publish runtime tracker client node)
   list(APPEND skep_library_objects $<TARGET_OBJECTS:skep_${module}>)
   get_target_property(links skep_${module} LINK_LIBRARIES)
   list(APPEND skep_library_links ${links})
@@ -31,7 +32,7 @@ target_include_directories(skep_shared INTERFACE $<INSTALL_INTERFACE:${CMAKE_INS
 skep_compile_options(skep_shared)
 
 install(TARGETS skep_shared EXPORT skep-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(TARGETS skep RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(TARGETS skep skep-bench RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/skep" DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
         FILES_MATCHING PATTERN "*.h")
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -1,13 +1,18 @@
-# skep_module(NAME SOURCES ... DEPENDS ... LIBS ...): one folder of the tree as one target, skep_NAME.
+# skep_module(NAME SOURCES ... DEPENDS ... LIBS ... [FOLDER PATH]): one folder of the tree as one target,
+# skep_NAME.
 #
-# Its headers are included as "NAME/header.h". The include path that makes this work is handed on only
-# to targets that name the module in DEPENDS, so that an include against the direction of the
-# architecture does not compile.
+# Its headers are included as "NAME/header.h", or as "PATH/header.h" with FOLDER, which a folder within
+# a folder uses. The include path that makes this work is handed on only to targets that name the
+# module in DEPENDS, so that an include against the direction of the architecture does not compile.
 function(skep_module name)
-  cmake_parse_arguments(arg "" "" "SOURCES;DEPENDS;LIBS" ${ARGN})
+  cmake_parse_arguments(arg "" "FOLDER" "SOURCES;DEPENDS;LIBS" ${ARGN})
+  if(NOT arg_FOLDER)
+    set(arg_FOLDER "${name}")
+  endif()
   set(room "${CMAKE_BINARY_DIR}/rooms/${name}")
-  file(MAKE_DIRECTORY "${room}")
-  file(CREATE_LINK "${CMAKE_CURRENT_SOURCE_DIR}" "${room}/${name}" SYMBOLIC)
+  cmake_path(GET arg_FOLDER PARENT_PATH parent)
+  file(MAKE_DIRECTORY "${room}/${parent}")
+  file(CREATE_LINK "${CMAKE_CURRENT_SOURCE_DIR}" "${room}/${arg_FOLDER}" SYMBOLIC)
 
   add_library(skep_${name} STATIC ${arg_SOURCES})
   target_include_directories(skep_${name} PUBLIC "${room}" "${PROJECT_SOURCE_DIR}/include"

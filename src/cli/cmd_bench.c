@@ -1,62 +1,46 @@
-/* skep bench: dispatches to the benchmarks. */
+/* skep bench: runs skep-bench, a program of its own, with the same arguments. */
+#include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
-#include "cli/bench.h"
 #include "cli/command.h"
 #include "cli/options.h"
 #include "cli/output.h"
 
-static const struct cli_command benches[] = {
-#define BENCH_ROW(function, name, summary) {name, summary, function},
-    CLI_BENCHES(BENCH_ROW)
-#undef BENCH_ROW
-};
-enum { BENCH_COUNT = sizeof(benches) / sizeof(benches[0]) };
+static const char program[] = "skep-bench";
 
 /* None of its own: each benchmark has some. */
 static const struct option_table table = {.command = "bench"};
 const struct option_table *const cmd_bench_options = &table;
 
-static void print_help(FILE *out)
+/* Returns only if there is no such program in the folder of this one. */
+static void run_beside(char **argv)
 {
-    fprintf(out,
-            "Example:\n  skep bench rpc\n\nMeasures Skep on this machine, each figure with its "
-            "baseline in the same run.\n\n");
-    for (int i = 0; i < BENCH_COUNT; i++)
-        fprintf(out, "  skep bench %-12s%s\n", benches[i].name, benches[i].summary);
-    fprintf(out, "\n`skep bench NAME --help` shows the options of one.\n");
+    char path[PATH_MAX + sizeof(program)];
+    ssize_t len = readlink("/proc/self/exe", path, PATH_MAX);
+    char *slash;
+
+    if (len <= 0 || len == PATH_MAX)
+        return;
+    path[len] = '\0';
+    slash = strrchr(path, '/');
+    if (slash == NULL)
+        return;
+    memcpy(slash + 1, program, sizeof(program));
+    execv(path, argv);
 }
 
 int cmd_bench(int argc, char **argv)
 {
-    const char *names[BENCH_COUNT];
-
-    if (argc < 2) {
-        print_help(stderr);
-        return CLI_USAGE;
-    }
-    bool is_help = cli_asks_for_help(argv[1]);
-    if (is_help || cli_asks_for_version(argv[1])) {
-        char option[] = "--help";
-        char *arguments[] = {argv[0], argc > 2 ? argv[2] : NULL, option, NULL};
-        if (is_help && argc == 3 && argv[2][0] != '-') /* skep bench help rpc */
-            return cmd_bench(3, arguments);
-        if (argc > 2)
-            return cli_usage_error("bench", "\"%s\": unexpected argument behind %s", argv[2],
-                                   argv[1]);
-        if (!is_help)
-            return cli_print_version();
-        print_help(stdout);
-        return CLI_DONE;
-    }
-    for (int i = 0; i < BENCH_COUNT; i++) {
-        names[i] = benches[i].name;
-        if (strcmp(argv[1], benches[i].name) == 0)
-            return benches[i].run(argc - 1, argv + 1);
-    }
-    const char *near = options_nearest(argv[1], names, BENCH_COUNT);
-    return cli_usage_error("bench", "no benchmark \"%s\"%s%s%s", argv[1],
-                           near != NULL ? "; did you mean \"" : "", near != NULL ? near : "",
-                           near != NULL ? "\"?" : "");
+    (void)argc;
+    fflush(NULL);
+    run_beside(argv);
+    execvp(program, argv);
+    fprintf(stderr,
+            "skep bench: cannot run %s, which holds the benchmarks: %s\n"
+            "Install it beside skep, or in a folder of PATH.\n",
+            program, strerror(errno));
+    return CLI_FAILED;
 }

@@ -12,7 +12,7 @@
 #include "cli/compression.h"
 #include "cli/options.h"
 #include "cli/output.h"
-#include "dht/uid.h"
+#include "dht/record/uid.h"
 
 static const struct option_spec specs[] = {
     {.name = "input",

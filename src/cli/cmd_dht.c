@@ -13,7 +13,7 @@
 #include "cli/service_notify.h"
 #include "cli/signals.h"
 #include "cli/swarm_options.h"
-#include "dht/swarm.h"
+#include "dht/swarm/swarm.h"
 
 enum { LEAVE_TIMEOUT_MS = 4000 };
 

@@ -11,8 +11,8 @@
 #include "cli/find_prefix.h"
 #include "cli/options.h"
 #include "cli/output.h"
-#include "dht/record.h"
-#include "dht/uid.h"
+#include "dht/record/record.h"
+#include "dht/record/uid.h"
 
 enum {
     MAX_PROVIDERS = 16,

@@ -14,7 +14,7 @@
 #include "cli/expert_options.h"
 #include "cli/options.h"
 #include "cli/output.h"
-#include "dht/uid.h"
+#include "dht/record/uid.h"
 #include "experts/checkpoint_dir.h"
 #include "experts/class.h"
 #include "experts/moe.h"

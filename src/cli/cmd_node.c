@@ -21,8 +21,8 @@
 #include "cli/signals.h"
 #include "cli/swarm_options.h"
 #include "cli/tracker_json.h"
-#include "dht/uid.h"
-#include "node/alive.h"
+#include "dht/record/uid.h"
+#include "node/lifecycle/check_alive.h"
 
 #define EXPECTED_CHECKPOINTS                                                                       \
     "expected the folder of experts that a node with --checkpoint-dir has kept, or skep import "   \

@@ -21,7 +21,7 @@
 #include "cli/signals.h"
 #include "cli/swarm_options.h"
 #include "cli/tracker_json.h"
-#include "node/alive.h"
+#include "node/lifecycle/check_alive.h"
 
 enum { DEFAULT_PORT_END = 9199, MAX_PORT = 65535 };
 

@@ -6,11 +6,12 @@
 #include <jansson.h>
 #include <oneapi/dnnl/dnnl.h>
 #include <sodium.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 #include <uv.h>
 
-#include "cli/bench.h"
 #include "cli/options.h"
 #include "cli/output.h"
 
@@ -21,15 +22,28 @@ static const struct cli_command commands[] = {
 };
 enum { COMMAND_COUNT = sizeof(commands) / sizeof(commands[0]) };
 
+/* Of a program that uses the options of this one: cli_add_option_tables(). */
+static const struct option_table *const *const *more_tables;
+static size_t more_table_count;
+
 const struct option_table *cli_option_table(size_t i)
 {
     static const struct option_table *const *const tables[] = {
 #define CLI_OPTIONS(function, name, summary) &function##_options,
-        CLI_COMMANDS(CLI_OPTIONS) CLI_BENCHES(CLI_OPTIONS)
+        CLI_COMMANDS(CLI_OPTIONS)
 #undef CLI_OPTIONS
     };
 
-    return i < OPTION_COUNT(tables) ? *tables[i] : NULL;
+    if (i < OPTION_COUNT(tables))
+        return *tables[i];
+    i -= OPTION_COUNT(tables);
+    return i < more_table_count ? *more_tables[i] : NULL;
+}
+
+void cli_add_option_tables(const struct option_table *const *const *list, size_t count)
+{
+    more_tables = list;
+    more_table_count = count;
 }
 
 static const struct cli_command *find_command(const char *name)
@@ -145,4 +159,23 @@ int cli_main(int argc, char **argv)
     if (command == NULL)
         return unknown_command(name);
     return output_end(command->run(argc - 1, argv + 1));
+}
+
+void cli_fill_standard_descriptors(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0)
+            (void)!open("/dev/null", O_RDONLY); /* takes the lowest that is free */
+}
+
+int cli_exit(int code)
+{
+#ifdef SKEP_SANITIZED
+    return code; /* sanitizers report at the exit */
+#else
+    /* An expert that has not come back by the end of a stop may still be at work, in kernels that
+     * the exit handlers of libraries would take from under it. All else has been ended by now. */
+    fflush(NULL);
+    _exit(code);
+#endif
 }

@@ -37,14 +37,21 @@ struct cli_command {
 CLI_COMMANDS(CLI_DECLARE)
 #undef CLI_DECLARE
 
-/* The options of all commands and benchmarks, one after the other; NULL behind the last. */
+/* The options of all commands, then those that were added; NULL behind the last. */
 const struct option_table *cli_option_table(size_t i);
+/* Adds the tables of a program that has commands of its own. Kept by pointer; once, before use. */
+void cli_add_option_tables(const struct option_table *const *const *list, size_t count);
 /* "help", "--help" or "-h", which stand for each other where a command's name is expected. */
 bool cli_asks_for_help(const char *text);
 /* "--version", "-v" or "-V". */
 bool cli_asks_for_version(const char *text);
 /* Prints the versions of Skep and of its libraries. Returns the exit code. */
 int cli_print_version(void);
+/* Opens descriptors 0 to 2 if they are closed: else a socket or a file would get one of them, and
+ * what the program prints would go there. Writing to them fails, as it would with a closed one. */
+void cli_fill_standard_descriptors(void);
+/* Ends the process. Returns only in builds with a sanitizer: main() then returns the code. */
+int cli_exit(int code);
 /* Runs `skep` with the arguments of main(). Returns its exit code. */
 int cli_main(int argc, char **argv);
 

@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "cli/output.h"
 #include "cli/signals.h"
-#include "dht/uid.h"
+#include "dht/record/uid.h"
 
 enum { PEER_ID_SHOWN = 12, LOOK_MS = 250, ROWS_SHOWN = 200 };
 

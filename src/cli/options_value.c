@@ -10,8 +10,8 @@
 #include "base/text.h"
 #include "cli/options_internal.h"
 #include "crypto/identity.h"
-#include "dht/initial_peer.h"
-#include "dht/swarm_name.h"
+#include "dht/bootstrap/initial_peer.h"
+#include "dht/record/swarm_name.h"
 
 enum { NEAREST_MAX_CHARS = 63 };
 

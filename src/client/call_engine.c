@@ -28,7 +28,8 @@
 enum {
     /* How often a call looks its expert up in vain: a node that moved publishes again in moments.
      * Of many who claim to serve it an answer has room for some, and the next one names others
-     * (dht/peer_memory.h): so each that brings somebody new is followed by as many again. */
+     * (dht/directory/peer_memory.h): so each that brings somebody new is followed by as many again.
+     */
     LOOKUP_ROUNDS = 3,
     LOOKUP_MOST_ROUNDS = 256, /* in all */
     /* Of the time that is left, a node may take the first part to accept a connection, and a

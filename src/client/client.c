@@ -11,8 +11,8 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/fd.h"
-#include "dht/initial_peer.h"
-#include "dht/swarm_name.h"
+#include "dht/bootstrap/initial_peer.h"
+#include "dht/record/swarm_name.h"
 
 enum {
     DEFAULT_TIMEOUT_MS = 30000,

@@ -2,22 +2,22 @@
  * What the client's files share. Lock order: call, then expert, then client; none is held while a
  * callback of the user's runs, nor while the directory or the pool is called, except where said.
  */
-#ifndef SKEP_CLIENT_INTERNAL_H
-#define SKEP_CLIENT_INTERNAL_H
+#ifndef SKEP_CLIENT_CLIENT_INTERNAL_H
+#define SKEP_CLIENT_CLIENT_INTERNAL_H
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <skep/client.h>
 #include "base/bytes.h"
-#include "client/avoid.h"
+#include "client/backoff.h"
 #include "client/compress.h"
-#include "client/pace.h"
+#include "client/latency.h"
 #include "client/random.h"
 #include "client/recommended.h"
 #include "crypto/identity.h"
 #include "crypto/swarm_key.h"
-#include "dht/swarm.h"
+#include "dht/swarm/swarm.h"
 #include "net/pool.h"
 
 struct skep_client {

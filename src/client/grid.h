@@ -4,7 +4,7 @@
 
 #include <skep/beam.h>
 #include "client/client_internal.h"
-#include "dht/beam.h"
+#include "dht/directory/beam.h"
 
 /* SKEP_INVALID_ARGUMENT naming what is wrong with it. */
 skep_status grid_check(const struct skep_grid *grid, struct skep_error *err);

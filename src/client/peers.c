@@ -13,7 +13,7 @@
 #include "base/text.h"
 #include "base/thread.h"
 #include "client/client_internal.h"
-#include "dht/directory_collect.h"
+#include "dht/directory/directory_collect.h"
 
 /* Pings of all peers at once. A ping is sent twice: the first opens the connection. Then comes the
  * question for the node's health. */

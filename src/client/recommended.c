@@ -3,7 +3,7 @@
 
 #include <stddef.h>
 
-#include "client/pace.h"
+#include "client/latency.h"
 
 /* Of the node, whichever its expert: no method and no expert are called "". */
 static const char ANY_EXPERT[] = "";

@@ -6,7 +6,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "client/client_internal.h"
-#include "dht/directory_list.h"
+#include "dht/directory/directory_list.h"
 
 static void fill_row(const struct record *record, size_t address, struct skep_tracked_resource *out)
 {

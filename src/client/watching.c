@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "client/client_internal.h"
-#include "dht/watch.h"
+#include "dht/directory/watch.h"
 
 struct skep_watch {
     struct skep_client *client;

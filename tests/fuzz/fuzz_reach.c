@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dht/udp_ping.h"
-#include "node/reach_ask.h"
+#include "dht/opendht/udp_ping.h"
+#include "node/reach/reach_ask.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

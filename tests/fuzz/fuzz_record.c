@@ -8,8 +8,8 @@
 #include <string.h>
 
 #include "base/mp.h"
-#include "dht/record.h"
-#include "dht/record_internal.h"
+#include "dht/record/record.h"
+#include "dht/record/record_internal.h"
 
 enum { NOW = 1800000000, WHOLE = 0, PAIR = 1, BODY = 2 };
 

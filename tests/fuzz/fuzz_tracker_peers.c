@@ -2,7 +2,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#include "dht/tracker_peers.h"
+#include "dht/bootstrap/tracker_peers.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

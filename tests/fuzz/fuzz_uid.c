@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dht/uid.h"
+#include "dht/record/uid.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

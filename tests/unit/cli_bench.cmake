@@ -1,2 +1,2 @@
-skep_unit_test(test_bench_stats MODULES cli)
+skep_unit_test(test_bench_stats MODULES bench)
 skep_test_in_locales(test_bench_stats)

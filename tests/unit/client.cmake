@@ -1,6 +1,6 @@
-skep_unit_test(test_avoid MODULES client)
+skep_unit_test(test_backoff MODULES client)
 skep_unit_test(test_flood MODULES client node LIBS PkgConfig::SODIUM TIMEOUT 600 ALONE)
-skep_unit_test(test_pace MODULES client)
+skep_unit_test(test_latency MODULES client)
 skep_unit_test(test_recommended MODULES client)
 skep_unit_test(test_client MODULES client node LIBS PkgConfig::SODIUM TIMEOUT 360)
 skep_unit_test(test_client_codecs MODULES client node TIMEOUT 360)

@@ -10,8 +10,8 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/thread.h"
-#include "dht/handler.h"
-#include "dht/swarm.h"
+#include "dht/publish/handler.h"
+#include "dht/swarm/swarm.h"
 #include "until.h"
 #include "own_swarm.h"
 

@@ -3,8 +3,8 @@
 #define SKEP_TESTS_DHT_ROGUE_H
 
 #include "dht_net.h"
-#include "dht/opendht_ext.h"
-#include "dht/udp_port.h"
+#include "dht/opendht/opendht_ext.h"
+#include "dht/opendht/udp_port.h"
 
 struct rogue {
     dht_runner *dht;

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "unit.h"
-#include "dht/beam.h"
+#include "dht/directory/beam.h"
 #include "golden_dir.h"
 
 enum { GOLDEN_MAX_FILES = 16, GOLDEN_MAX_SCENARIOS = 64 };

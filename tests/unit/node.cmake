@@ -1,4 +1,4 @@
-skep_unit_test(test_once MODULES node)
+skep_unit_test(test_idempotency MODULES node)
 skep_unit_test(test_uid_rule MODULES node)
 skep_unit_test(test_node_parts MODULES node)
 skep_unit_test(test_memory_limit MODULES node)

@@ -10,8 +10,8 @@
 #include <sys/wait.h>
 
 #include "base/alloc.h"
-#include "cli/bench_baseline.h"
-#include "cli/bench_stats.h"
+#include "bench/bench_baseline.h"
+#include "bench/bench_stats.h"
 #include "crypto/identity.h"
 
 /* ---- samples ---- */

@@ -1,6 +1,6 @@
 /* All records of some keys, between real nodes on loopback. */
 #include "dht_net.h"
-#include "dht/directory_list.h"
+#include "dht/directory/directory_list.h"
 
 static skep_status declare_resource(const struct net_node *node, const char *key, uint32_t free,
                                     bool offline)

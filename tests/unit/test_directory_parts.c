@@ -8,10 +8,10 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "dht/lookup_cache.h"
-#include "dht/peers_file.h"
-#include "dht/provider_set.h"
-#include "dht/publication.h"
+#include "dht/directory/lookup_cache.h"
+#include "dht/bootstrap/peers_file.h"
+#include "dht/directory/provider_set.h"
+#include "dht/publish/publication.h"
 #include "tempdir.h"
 
 enum { NOW = 1000 };

@@ -11,9 +11,9 @@
 #include "dht_net.h"
 #include "dht_rogue.h"
 #include "base/tensor.h"
-#include "dht/directory_collect.h"
-#include "dht/inbox.h"
-#include "dht/prefix_view.h"
+#include "dht/directory/directory_collect.h"
+#include "dht/opendht/inbox.h"
+#include "dht/directory/prefix_view.h"
 #include "own_swarm.h"
 
 enum {

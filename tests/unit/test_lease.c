@@ -13,7 +13,7 @@
 #include <skep/node.h>
 #include "base/clock.h"
 #include "base/tensor.h"
-#include "node/leases.h"
+#include "node/tracking/lease_server.h"
 #include "tracker/client.h"
 #include "until.h"
 

@@ -3,7 +3,7 @@
 #include "unit.h"
 
 #include "base/endpoint.h"
-#include "dht/liveness.h"
+#include "dht/opendht/liveness.h"
 
 enum { MS = 1000, SECOND = 1000 * MS, START = 7 * SECOND, PEERS = 400 };
 

@@ -1,7 +1,7 @@
 /* Memory limits, read from made-up trees of /proc and of control groups. */
 #include "group_tree.h"
 
-#include "node/memory.h"
+#include "node/lifecycle/memory.h"
 
 static uint64_t limit(const struct tree *tree)
 {

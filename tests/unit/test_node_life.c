@@ -10,7 +10,7 @@
 
 #include <skep/log.h>
 #include "base/alloc.h"
-#include "dht/swarm.h"
+#include "dht/swarm/swarm.h"
 #include "net/session.h"
 #include "wire/frame.h"
 

@@ -10,11 +10,11 @@
 
 #include "base/error.h"
 #include "base/tensor.h"
-#include "node/announce.h"
-#include "node/memory.h"
-#include "node/own_address.h"
-#include "node/pattern.h"
-#include "node/settings.h"
+#include "node/reach/announce.h"
+#include "node/lifecycle/memory.h"
+#include "node/reach/own_address.h"
+#include "node/lifecycle/pattern.h"
+#include "node/lifecycle/settings.h"
 
 /* --- announce ------------------------------------------------------------------------------ */
 

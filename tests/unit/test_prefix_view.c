@@ -2,7 +2,7 @@
 #include "unit.h"
 #include <string.h>
 #include "base/alloc.h"
-#include "dht/prefix_view.h"
+#include "dht/directory/prefix_view.h"
 
 enum { NOW = 1000000 };
 

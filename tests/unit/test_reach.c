@@ -9,10 +9,10 @@
 #include "base/clock.h"
 #include "base/mp.h"
 #include "base/thread.h"
-#include "dht/udp_ping.h"
-#include "node/reach_ask.h"
-#include "node/udp_probe.h"
-#include "node/verdict.h"
+#include "dht/opendht/udp_ping.h"
+#include "node/reach/reach_ask.h"
+#include "node/reach/udp_probe.h"
+#include "node/reach/diagnosis.h"
 
 /* --- verdicts ------------------------------------------------------------------------------ */
 

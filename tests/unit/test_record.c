@@ -10,8 +10,8 @@
 
 #include "base/alloc.h"
 #include "base/mp.h"
-#include "dht/record.h"
-#include "dht/record_internal.h"
+#include "dht/record/record.h"
+#include "dht/record/record_internal.h"
 
 enum { NOW = 1800000000 };
 

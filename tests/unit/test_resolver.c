@@ -5,7 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "dht/resolver.h"
+#include "dht/bootstrap/resolver.h"
 #include "made_up_names.h"
 
 enum { NETWORK = 77 };

@@ -20,9 +20,9 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/thread.h"
-#include "dht/opendht_ext.h"
-#include "dht/runner.h"
-#include "dht/shown.h"
+#include "dht/opendht/opendht_ext.h"
+#include "dht/opendht/runner.h"
+#include "dht/record/served_values.h"
 
 enum { PATIENCE_MS = 60000, PACE = 64 };
 

@@ -6,8 +6,8 @@
 
 #include "base/clock.h"
 #include "base/thread.h"
-#include "dht/opendht_ext.h"
-#include "dht/runner.h"
+#include "dht/opendht/opendht_ext.h"
+#include "dht/opendht/runner.h"
 
 enum { PATIENCE_MS = 60000, UNKNOWN_TYPE_INDEX = 1000 };
 

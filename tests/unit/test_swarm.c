@@ -4,7 +4,7 @@
 #include <sys/stat.h>
 
 #include "dht_net.h"
-#include "dht/udp_port.h"
+#include "dht/opendht/udp_port.h"
 #include "tempdir.h"
 #include "own_swarm.h"
 

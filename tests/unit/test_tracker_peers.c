@@ -5,8 +5,8 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
-#include "dht/initial_peer.h"
-#include "dht/tracker_peers.h"
+#include "dht/bootstrap/initial_peer.h"
+#include "dht/bootstrap/tracker_peers.h"
 #include "own_swarm.h"
 
 enum { NETWORK = 77 };

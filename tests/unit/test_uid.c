@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dht/uid.h"
+#include "dht/record/uid.h"
 #include "golden_dir.h"
 
 /* Texts with a NUL inside can be asked about by length only. */

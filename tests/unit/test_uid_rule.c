@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "node/uid_rule.h"
+#include "node/lifecycle/uid_rule.h"
 
 static const uint8_t peers[2][PEER_ID_BYTES] = {{1}, {2}};
 static const uint8_t schemas[2][16] = {{1}, {2}};

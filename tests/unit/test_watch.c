@@ -4,8 +4,8 @@
 
 #include "dht_net.h"
 #include "dht_rogue.h"
-#include "dht/beam.h"
-#include "dht/watch_tree.h"
+#include "dht/directory/beam.h"
+#include "dht/directory/watch_tree.h"
 
 enum { NOW = 1800000000 };
 

@@ -1,0 +1,87 @@
+/*
+ * What a node publishes, and what it has told so far: one item per key, in the order in which they
+ * are put: experts, prefixes (one record per proper prefix, in parts if it is very long), and the
+ * node itself under two keys; when it withdraws, the experts last. Used by the handler's thread
+ * only.
+ */
+#ifndef SKEP_DHT_PUBLISH_PUBLICATION_H
+#define SKEP_DHT_PUBLISH_PUBLICATION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <skep/status.h>
+#include "dht/publish/handler.h"
+
+struct publication;
+
+/* @param experts copied. @return SKEP_INVALID_ARGUMENT naming a bad or repeated UID, or a class
+ * name that no record can carry; SKEP_RESOURCE_EXHAUSTED. */
+SKEP_MUST_CHECK skep_status publication_new(const struct record_swarm *swarm,
+                                            const struct identity *identity,
+                                            const struct handler_expert *experts, size_t count,
+                                            struct publication **out, struct skep_error *err);
+/*
+ * The same with more experts; those that are there already stay as they are. What `before` has told
+ * counts as told by the new one. Experts never leave a publication: one that the node does not
+ * serve any more is one that may not be published (publication_update()).
+ * @param before  borrowed for the call; still the caller's.
+ */
+SKEP_MUST_CHECK skep_status publication_extend(const struct publication *before,
+                                               const struct identity *identity,
+                                               const struct handler_expert *more, size_t count,
+                                               struct publication **out, struct skep_error *err);
+void publication_free(struct publication *publication); /* NULL is allowed */
+
+enum publication_scope {
+    PUBLISH_ALL,
+    PUBLISH_FAILED,  /* what failed or was never told in the last round */
+    PUBLISH_OFFLINE, /* withdraw everything that readers may still find */
+};
+
+/* How things stand for one round. */
+struct publication_state {
+    enum publication_scope scope;
+    const struct endpoint *endpoints; /* at least one */
+    size_t endpoint_count;
+    uint32_t features;
+    const char *version;
+    int64_t now_s; /* directory_now_ms() */
+    uint32_t lifetime_s;
+    uint32_t clock_skew_s;
+};
+
+/* What is asked of the node about each expert, with `arg`: as in struct handler_config. */
+struct publication_source {
+    bool (*load)(void *arg, const char *uid, struct record_load *out);
+    void (*claim)(void *arg, const char *uid, struct record_claim *out);
+    void *arg;
+};
+
+/*
+ * The experts' current load and claims, and which of them may be published, as `source` says; as
+ * records for directory_set_local(): view, valid until the next call.
+ * @return how many may be published; they come first in *out.
+ */
+size_t publication_update(struct publication *publication, const struct publication_source *source,
+                          const struct publication_state *state, const struct record_expert **out);
+
+/*
+ * The records of a round. Those that are not to be published any more but may still be found are
+ * replaced by ones that say so and that outlive them.
+ * @param declarations  view, valid until the next call; with their records.
+ * @return how many, possibly 0.
+ */
+size_t publication_round(struct publication *publication, const struct publication_state *state,
+                         struct declaration **declarations);
+/* How many of the last round's records only ring for who listens (docs/records.md, "Bells"). */
+size_t publication_bells(const struct publication *publication);
+/* Notes the outcomes. Returns how many failed; *highest_seq gets the newest seq given out. */
+size_t publication_note(struct publication *publication, uint64_t *highest_seq);
+
+/* At most `cap` of our keys, as a sample for directory_find_own(): the node's first, then others,
+ * beginning at another one for each `turn`. Returns how many. */
+size_t publication_sample_keys(const struct publication *publication, size_t turn, uint8_t *keys,
+                               size_t cap);
+
+#endif

@@ -1,0 +1,89 @@
+/*
+ * What federation.c (asking around, events, life), federation_wish.c (requests that wait, trackers
+ * that do not answer) and federation_attempt.c (calls to other trackers) share.
+ *
+ * A wish is a request that waits here; an attempt is one call to another tracker on its behalf. A
+ * wish has one attempt at most; both go by the request's id, as either may end first. Whose attempt
+ * it was does not matter to what it brings: see federation.h. So wishes need no order of their own.
+ */
+#ifndef SKEP_NODE_TRACKING_FEDERATION_INTERNAL_H
+#define SKEP_NODE_TRACKING_FEDERATION_INTERNAL_H
+
+#include <pthread.h>
+
+#include "base/thread.h"
+#include "dht/directory/directory_list.h"
+#include "net/pool.h"
+#include "node/tracking/federation.h"
+
+enum {
+    FEDERATION_MAX_WISHES = 16384, /* more are served from here alone */
+    FEDERATION_BUCKETS = 1024,
+    FEDERATION_MAX_AVOIDED = 256,
+    FEDERATION_MAX_ATTEMPTS = 256, /* under way */
+    FEDERATION_CALL_MS = 2000,     /* most time for another tracker */
+    FEDERATION_AGAIN_MS = 500,     /* pause before asking around again; it grows */
+};
+
+struct wish {
+    struct wish *next, **link; /* in federation.wishes */
+    struct wish *chain;        /* in its bucket */
+    uint64_t id;
+    uint64_t look_us; /* when to ask around next */
+    unsigned tries;
+    bool busy; /* an attempt is under way */
+    char key[RECORD_RESOURCE_KEY_BYTES];
+};
+
+struct avoided {
+    uint8_t peer_id[PEER_ID_BYTES];
+    uint64_t until_us;
+    unsigned times;
+};
+
+struct federation {
+    struct federation_config config;
+    struct thread thread;
+    struct pool *pool; /* owned; made by the thread when needed, freed by federation_close() */
+    struct tracker_server *tracker; /* written once, under the lock, before anything is asked */
+
+    pthread_mutex_t lock; /* guards all below */
+    pthread_cond_t changed;
+    bool closing;
+    struct wish *wishes;
+    struct wish *buckets[FEDERATION_BUCKETS];
+    size_t wish_count;
+    uint64_t sleep_us; /* until when the thread sleeps; 0: it does not */
+    bool started;      /* the thread was, or could not be */
+    unsigned attempts;
+    unsigned calling; /* threads inside pool_call(), which pool_free() must wait for */
+    struct avoided avoided[FEDERATION_MAX_AVOIDED];
+    size_t avoided_count;
+    struct federation_stats stats;
+};
+
+/* ---- federation_wish.c; all with the lock held ---- */
+
+struct wish *wish_find(struct federation *f, uint64_t id);
+/* NULL if there are too many, or memory is short. @param len  below RECORD_RESOURCE_KEY_BYTES. */
+struct wish *wish_add(struct federation *f, uint64_t id, const char *key, size_t len,
+                      uint64_t look_us);
+void wish_drop(struct federation *f, struct wish *w);
+/* The attempt for a wish is over; it is looked at again at this time. */
+void wish_release(struct federation *f, uint64_t id, uint64_t look_us);
+/* When to ask around for it again, having found nothing. */
+uint64_t wish_again_us(struct wish *w);
+/* The thread looks at this time at the latest. */
+void federation_wake_by(struct federation *f, uint64_t at_us);
+
+/* A tracker did not answer: it is left alone for a while, which grows. */
+void tracker_avoid(struct federation *f, const uint8_t *peer_id);
+void tracker_forgive(struct federation *f, const uint8_t *peer_id);
+bool tracker_is_avoided(struct federation *f, const uint8_t *peer_id);
+
+/* ---- federation_attempt.c; without the lock ---- */
+
+/* Asks the tracker of a record for a resource, for the wish of this id, which is marked busy. */
+void attempt_start(struct federation *f, uint64_t id, const struct record *record);
+
+#endif
