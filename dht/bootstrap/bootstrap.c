@@ -60,7 +60,7 @@ struct peer {
     char text[INITIAL_PEER_TEXT_BYTES];
     bool is_name, saved;   /* is_name: also a tracker */
     uint64_t resolving_us; /* since when its name is being resolved; 0: it is not */
-    enum resolver_place place;
+    enum resolver_scope place;
     bool self; /* one of our own addresses */
     size_t address_count;
     struct address addresses[RESOLVER_MAX_ADDRESSES];
@@ -79,7 +79,7 @@ struct peer {
 struct bootstrap {
     struct runner *runner;
     struct endpoint listen;
-    void (*placed)(void *arg, enum resolver_place place);
+    void (*placed)(void *arg, enum resolver_scope place);
     void *arg;
     const struct join_networks *networks;
     char *peers_file;
@@ -91,7 +91,7 @@ struct bootstrap {
     size_t peer_count;
     struct address *known;
     size_t known_count;
-    struct met_peers met;
+    struct peers_seen seen;
     uint64_t started_us, save_us, hurry_us;
     uint64_t introduce_us; /* when next */
     unsigned introduced;   /* times since we were connected */
@@ -223,7 +223,7 @@ static void contact(struct bootstrap *b, struct peer *p)
 /* All are on loopback that lead anywhere, or one is elsewhere. */
 static void tell_place(struct bootstrap *b)
 {
-    enum resolver_place place = RESOLVER_NOWHERE;
+    enum resolver_scope place = RESOLVER_NOWHERE;
 
     for (size_t i = 0; i < b->peer_count && place != RESOLVER_ELSEWHERE; i++)
         if (b->peers[i].place != RESOLVER_NOWHERE)
@@ -481,13 +481,13 @@ static void contact_missing(struct bootstrap *b, bool lonely)
 }
 
 /* Those that nobody configured. */
-static void contact_met(struct bootstrap *b, bool lonely)
+static void contact_seen(struct bootstrap *b, bool lonely)
 {
-    struct address due[MET_PEERS_MAX];
+    struct address due[PEERS_SEEN_MAX];
     uint64_t now = clock_mono_us();
 
-    met_peers_look(&b->met, b->known, b->known_count, now);
-    size_t count = met_peers_due(&b->met, lonely, b->minute_ms * UINT64_C(1000), now, due);
+    peers_seen_update(&b->seen, b->known, b->known_count, now);
+    size_t count = peers_seen_due(&b->seen, lonely, b->minute_ms * UINT64_C(1000), now, due);
     for (size_t i = 0; i < count; i++)
         runner_contact(b->runner, &due[i]);
 }
@@ -562,7 +562,7 @@ static void look(struct bootstrap *b)
     }
     take_resolutions(b);
     contact_missing(b, status.good_nodes < PEER_FLOOR);
-    contact_met(b, status.good_nodes < PEER_FLOOR);
+    contact_seen(b, status.good_nodes < PEER_FLOOR);
     explain(b);
     tell(b, status.good_nodes);
     introduce(b, status.good_nodes > 0);
@@ -641,7 +641,7 @@ static struct peer *add_peer(struct bootstrap *b, const struct initial_peer *ini
     initial_peer_format(initial, p->text);
     p->is_name = initial->is_tracker || !endpoint_to_address(&initial->endpoint, &p->addresses[0]);
     p->address_count = p->is_name ? 0 : 1;
-    p->place = resolver_place_of(&initial->endpoint);
+    p->place = resolver_scope_of(&initial->endpoint);
     return p;
 }
 

@@ -3,7 +3,7 @@
  * those saved at an earlier run, again and again with a growing pause while there are too few
  * peers, and once a minute those that are missing from the routing table, so that two halves of a
  * swarm that were started apart find each other. A tracker among them is asked for peers each time.
- * Peers met since are looked for too when they fall silent (met_peers.h).
+ * Peers met since are looked for too when they fall silent (peers_seen.h).
  */
 #ifndef SKEP_DHT_BOOTSTRAP_BOOTSTRAP_H
 #define SKEP_DHT_BOOTSTRAP_BOOTSTRAP_H
@@ -35,7 +35,7 @@ struct bootstrap_config {
      * Where those are that were given, configured and saved: whenever a name tells more, before its
      * addresses are contacted. A name that leads nowhere does not count. On the bootstrap's thread.
      */
-    void (*placed)(void *arg, enum resolver_place place);
+    void (*placed)(void *arg, enum resolver_scope place);
     void *arg;
     const struct join_networks *networks; /* for finding out why peers do not answer; borrowed */
 };

@@ -1,4 +1,4 @@
-/* See met_peers.h. */
+/* See peers_seen.h. */
 #include "dht/bootstrap/peers_seen.h"
 
 #include <sodium.h>
@@ -14,40 +14,40 @@ enum {
     LONELY_TRIES = 60,
 };
 
-static struct met_peer *find(struct met_peers *met, const struct address *address)
+static struct seen_peer *find(struct peers_seen *seen, const struct address *address)
 {
-    for (size_t i = 0; i < met->count; i++)
-        if (address_equal(&met->peers[i].address, address))
-            return &met->peers[i];
+    for (size_t i = 0; i < seen->count; i++)
+        if (address_equal(&seen->peers[i].address, address))
+            return &seen->peers[i];
     return NULL;
 }
 
 /* Room for one more: in place of who has been missing for longest, if need be. */
-static struct met_peer *make_room(struct met_peers *met)
+static struct seen_peer *make_room(struct peers_seen *seen)
 {
-    struct met_peer *oldest = NULL;
+    struct seen_peer *oldest = NULL;
 
-    if (met->count < MET_PEERS_MAX)
-        return &met->peers[met->count++];
-    for (size_t i = 0; i < met->count; i++)
-        if (!met->peers[i].present && (oldest == NULL || met->peers[i].seen_us < oldest->seen_us))
-            oldest = &met->peers[i];
+    if (seen->count < PEERS_SEEN_MAX)
+        return &seen->peers[seen->count++];
+    for (size_t i = 0; i < seen->count; i++)
+        if (!seen->peers[i].present && (oldest == NULL || seen->peers[i].seen_us < oldest->seen_us))
+            oldest = &seen->peers[i];
     return oldest;
 }
 
-void met_peers_look(struct met_peers *met, const struct address *known, size_t count,
-                    uint64_t now_us)
+void peers_seen_update(struct peers_seen *seen, const struct address *known, size_t count,
+                       uint64_t now_us)
 {
-    for (size_t i = 0; i < met->count; i++)
-        met->peers[i].present = false;
+    for (size_t i = 0; i < seen->count; i++)
+        seen->peers[i].present = false;
     for (size_t i = 0; i < count; i++) {
-        struct met_peer *p = find(met, &known[i]);
+        struct seen_peer *p = find(seen, &known[i]);
 
         if (p == NULL) {
-            p = make_room(met);
+            p = make_room(seen);
             if (p == NULL)
                 return; /* as many are there as are remembered */
-            *p = (struct met_peer){.address = known[i], .met_us = now_us};
+            *p = (struct seen_peer){.address = known[i], .first_seen_us = now_us};
         }
         p->present = true;
         p->seen_us = now_us;
@@ -56,7 +56,7 @@ void met_peers_look(struct met_peers *met, const struct address *known, size_t c
     }
 }
 
-static uint64_t pause_us(const struct met_peer *p, bool lonely, uint64_t minute_us)
+static uint64_t pause_us(const struct seen_peer *p, bool lonely, uint64_t minute_us)
 {
     uint64_t pause = minute_us;
 
@@ -70,11 +70,11 @@ static uint64_t pause_us(const struct met_peer *p, bool lonely, uint64_t minute_
     return pause - randombytes_uniform((uint32_t)(pause / 4) + 1);
 }
 
-static bool is_given_up(const struct met_peer *p, bool lonely, uint64_t minute_us, uint64_t now_us)
+static bool is_given_up(const struct seen_peer *p, bool lonely, uint64_t minute_us, uint64_t now_us)
 {
     if (p->present)
         return false;
-    uint64_t stay_us = p->seen_us - p->met_us;
+    uint64_t stay_us = p->seen_us - p->first_seen_us;
     if (stay_us < minute_us / STAY_PART)
         return true;
     /* Who came a moment ago and is gone comes back less often than who was there for long. */
@@ -86,14 +86,14 @@ static bool is_given_up(const struct met_peer *p, bool lonely, uint64_t minute_u
     return !lonely && now_us - p->seen_us > limit_us;
 }
 
-size_t met_peers_due(struct met_peers *met, bool lonely, uint64_t minute_us, uint64_t now_us,
-                     struct address *out)
+size_t peers_seen_due(struct peers_seen *seen, bool lonely, uint64_t minute_us, uint64_t now_us,
+                      struct address *out)
 {
     size_t kept = 0;
     size_t due = 0;
 
-    for (size_t i = 0; i < met->count; i++) {
-        struct met_peer p = met->peers[i];
+    for (size_t i = 0; i < seen->count; i++) {
+        struct seen_peer p = seen->peers[i];
 
         if (is_given_up(&p, lonely, minute_us, now_us))
             continue;
@@ -107,8 +107,8 @@ size_t met_peers_due(struct met_peers *met, bool lonely, uint64_t minute_us, uin
                 out[due++] = p.address;
             }
         }
-        met->peers[kept++] = p;
+        seen->peers[kept++] = p;
     }
-    met->count = kept;
+    seen->count = kept;
     return due;
 }

@@ -15,29 +15,29 @@
 #include <stdint.h>
 #include "base/endpoint.h"
 
-enum { MET_PEERS_MAX = 64 }; /* a node with more of them is not left by all */
+enum { PEERS_SEEN_MAX = 64 }; /* a node with more of them is not left by all */
 
-struct met_peers {
+struct peers_seen {
     size_t count;
-    struct met_peer {
+    struct seen_peer {
         struct address address;
-        uint64_t met_us, seen_us; /* first and last time that it was there */
-        uint64_t contact_us;      /* when to try next */
-        unsigned tries;           /* since it was last there */
+        uint64_t first_seen_us, seen_us; /* first and last time that it was there */
+        uint64_t contact_us;             /* when to try next */
+        unsigned tries;                  /* since it was last there */
         bool present;
-    } peers[MET_PEERS_MAX];
+    } peers[PEERS_SEEN_MAX];
 };
 
 /* Takes note of who is there now. */
-void met_peers_look(struct met_peers *met, const struct address *known, size_t count,
-                    uint64_t now_us);
+void peers_seen_update(struct peers_seen *seen, const struct address *known, size_t count,
+                       uint64_t now_us);
 /*
  * Whom to contact now, and forgets those who were tried for long enough.
  * @param lonely     there is no peer at all.
  * @param minute_us  how long a minute is.
- * @param out        room for MET_PEERS_MAX. Returns how many were written.
+ * @param out        room for PEERS_SEEN_MAX. Returns how many were written.
  */
-size_t met_peers_due(struct met_peers *met, bool lonely, uint64_t minute_us, uint64_t now_us,
-                     struct address *out);
+size_t peers_seen_due(struct peers_seen *seen, bool lonely, uint64_t minute_us, uint64_t now_us,
+                      struct address *out);
 
 #endif

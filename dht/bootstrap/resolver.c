@@ -78,7 +78,7 @@ static struct job *find(const struct resolver *r, enum job_state state)
     return job;
 }
 
-enum resolver_place resolver_place_of(const struct endpoint *host)
+enum resolver_scope resolver_scope_of(const struct endpoint *host)
 {
     struct address numeric;
 
@@ -88,14 +88,14 @@ enum resolver_place resolver_place_of(const struct endpoint *host)
 }
 
 /* Where all of these are. */
-static enum resolver_place place_of(const struct address *addresses, size_t count)
+static enum resolver_scope place_of(const struct address *addresses, size_t count)
 {
-    enum resolver_place place = RESOLVER_NOWHERE;
+    enum resolver_scope place = RESOLVER_NOWHERE;
 
     for (size_t i = 0; i < count && place != RESOLVER_ELSEWHERE; i++) {
         struct endpoint e;
         endpoint_from_address(&e, (const struct sockaddr *)&addresses[i].sa);
-        place = resolver_place_of(&e);
+        place = resolver_scope_of(&e);
     }
     return place;
 }

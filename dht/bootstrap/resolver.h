@@ -19,7 +19,7 @@ enum {
     RESOLVER_TRACKER_MS = 3000, /* for a tracker to be reached and to answer */
 };
 
-enum resolver_place {
+enum resolver_scope {
     RESOLVER_NOWHERE,   /* it has not been resolved */
     RESOLVER_LOOPBACK,  /* to loopback addresses alone */
     RESOLVER_ELSEWHERE, /* to another address, too */
@@ -30,13 +30,13 @@ struct resolution {
     skep_status status;
     struct skep_error err;
     /* Where the name leads; of a tracker its own name, also if the tracker does not answer. */
-    enum resolver_place place;
+    enum resolver_scope place;
     size_t count;
     struct address addresses[RESOLVER_MAX_ADDRESSES];
 };
 
 /* Of numeric hosts and "localhost" without asking; RESOLVER_NOWHERE for other names. */
-enum resolver_place resolver_place_of(const struct endpoint *host);
+enum resolver_scope resolver_scope_of(const struct endpoint *host);
 
 /* @param network_id  of our swarm: trackers must serve the same.
  * @param wake  called when there is something to take, on any thread; it must not call the

@@ -3,64 +3,65 @@
 
 #include <string.h>
 
-static struct crowd *find(const struct crowds *crowds, const uint8_t *key)
+static struct overflow_key *find(const struct candidate_overflow *overflow, const uint8_t *key)
 {
-    for (size_t i = 0; i < CROWD_KEYS; i++)
-        if (crowds->of[i].read_us != 0 && memcmp(crowds->of[i].key, key, RECORD_KEY_BYTES) == 0)
-            return (struct crowd *)&crowds->of[i];
+    for (size_t i = 0; i < OVERFLOW_KEYS; i++)
+        if (overflow->of[i].read_us != 0 && memcmp(overflow->of[i].key, key, RECORD_KEY_BYTES) == 0)
+            return (struct overflow_key *)&overflow->of[i];
     return NULL;
 }
 
-static struct crowd *make(struct crowds *crowds, const uint8_t *key)
+static struct overflow_key *make(struct candidate_overflow *overflow, const uint8_t *key)
 {
-    struct crowd *oldest = &crowds->of[0];
+    struct overflow_key *oldest = &overflow->of[0];
 
-    for (size_t i = 1; i < CROWD_KEYS; i++)
-        if (crowds->of[i].read_us < oldest->read_us)
-            oldest = &crowds->of[i];
+    for (size_t i = 1; i < OVERFLOW_KEYS; i++)
+        if (overflow->of[i].read_us < oldest->read_us)
+            oldest = &overflow->of[i];
     provider_set_free(&oldest->set);
-    *oldest = (struct crowd){.set = {.cap = CROWD_PEERS}};
+    *oldest = (struct overflow_key){.set = {.cap = OVERFLOW_PEERS}};
     memcpy(oldest->key, key, RECORD_KEY_BYTES);
     return oldest;
 }
 
-void crowds_fini(struct crowds *crowds)
+void overflow_fini(struct candidate_overflow *overflow)
 {
-    for (size_t i = 0; i < CROWD_KEYS; i++)
-        provider_set_free(&crowds->of[i].set);
-    memset(crowds, 0, sizeof(*crowds));
+    for (size_t i = 0; i < OVERFLOW_KEYS; i++)
+        provider_set_free(&overflow->of[i].set);
+    memset(overflow, 0, sizeof(*overflow));
 }
 
-bool crowds_have_place(const struct crowds *crowds, const uint8_t key[static RECORD_KEY_BYTES],
-                       const uint8_t peer_id[static PEER_ID_BYTES], const struct placing *placing)
+bool overflow_has_room(const struct candidate_overflow *overflow,
+                       const uint8_t key[static RECORD_KEY_BYTES],
+                       const uint8_t peer_id[static PEER_ID_BYTES], const struct ranking *ranking)
 {
-    const struct crowd *c = find(crowds, key);
+    const struct overflow_key *c = find(overflow, key);
 
-    return c == NULL || provider_set_has_place(&c->set, peer_id, placing);
+    return c == NULL || provider_set_has_room(&c->set, peer_id, ranking);
 }
 
-void crowds_add(struct crowds *crowds, const uint8_t key[static RECORD_KEY_BYTES],
-                const struct record *record, int64_t now_s, const struct placing *placing)
+void overflow_add(struct candidate_overflow *overflow, const uint8_t key[static RECORD_KEY_BYTES],
+                  const struct record *record, int64_t now_s, const struct ranking *ranking)
 {
-    struct crowd *c = find(crowds, key);
+    struct overflow_key *c = find(overflow, key);
 
     if (c == NULL)
-        c = make(crowds, key);
-    c->read_us = placing->now_us;
-    provider_set_merge(&c->set, record, now_s, placing);
+        c = make(overflow, key);
+    c->read_us = ranking->now_us;
+    provider_set_merge(&c->set, record, now_s, ranking);
 }
 
-size_t crowds_list(struct crowds *crowds, const uint8_t key[static RECORD_KEY_BYTES],
-                   const struct provider_set *known, int64_t now_s, const struct placing *placing,
-                   struct provider *out, size_t cap)
+size_t overflow_list(struct candidate_overflow *overflow,
+                     const uint8_t key[static RECORD_KEY_BYTES], const struct provider_set *known,
+                     int64_t now_s, const struct ranking *ranking, struct provider *out, size_t cap)
 {
-    struct crowd *c = find(crowds, key);
+    struct overflow_key *c = find(overflow, key);
 
-    if (c == NULL || c->read_us + CROWD_US <= placing->now_us)
+    if (c == NULL || c->read_us + OVERFLOW_US <= ranking->now_us)
         return 0;
     provider_set_expire(&c->set, now_s);
-    provider_set_drop_failed(&c->set, placing);
+    provider_set_drop_failed(&c->set, ranking);
     if (c->set.live > 0 && known != NULL)
-        provider_set_add_answered(&c->set, known, now_s, placing);
-    return provider_set_list_answered_first(&c->set, placing, out, cap);
+        provider_set_add_answered(&c->set, known, now_s, ranking);
+    return provider_set_list_answered_first(&c->set, ranking, out, cap);
 }

@@ -10,33 +10,35 @@
 #include "dht/directory/provider_set.h"
 
 enum {
-    CROWD_KEYS = 8,
-    CROWD_PEERS = 256,           /* of a key */
-    CROWD_US = 30 * 1000 * 1000, /* how long it answers after it was read */
+    OVERFLOW_KEYS = 8,
+    OVERFLOW_PEERS = 256,           /* of a key */
+    OVERFLOW_US = 30 * 1000 * 1000, /* how long it answers after it was read */
 };
 
-struct crowds {
-    struct crowd {
+struct candidate_overflow {
+    struct overflow_key {
         uint8_t key[RECORD_KEY_BYTES];
         uint64_t read_us; /* when it was added to last; 0: unused */
         struct provider_set set;
-    } of[CROWD_KEYS];
+    } of[OVERFLOW_KEYS];
 };
 
-void crowds_fini(struct crowds *crowds); /* zeroed is allowed */
+void overflow_fini(struct candidate_overflow *overflow); /* zeroed is allowed */
 /* Whether one more peer would be kept; worth asking before its signature is checked. */
-bool crowds_have_place(const struct crowds *crowds, const uint8_t key[static RECORD_KEY_BYTES],
-                       const uint8_t peer_id[static PEER_ID_BYTES], const struct placing *placing);
+bool overflow_has_room(const struct candidate_overflow *overflow,
+                       const uint8_t key[static RECORD_KEY_BYTES],
+                       const uint8_t peer_id[static PEER_ID_BYTES], const struct ranking *ranking);
 /* Takes in a verified expert record. */
-void crowds_add(struct crowds *crowds, const uint8_t key[static RECORD_KEY_BYTES],
-                const struct record *record, int64_t now_s, const struct placing *placing);
+void overflow_add(struct candidate_overflow *overflow, const uint8_t key[static RECORD_KEY_BYTES],
+                  const struct record *record, int64_t now_s, const struct ranking *ranking);
 /*
  * Writes those of a key that have not failed, those that have answered first; returns how many, at
  * most `cap`.
  * @param known  those of this set that have answered are listed too; NULL: none.
  */
-size_t crowds_list(struct crowds *crowds, const uint8_t key[static RECORD_KEY_BYTES],
-                   const struct provider_set *known, int64_t now_s, const struct placing *placing,
-                   struct provider *out, size_t cap);
+size_t overflow_list(struct candidate_overflow *overflow,
+                     const uint8_t key[static RECORD_KEY_BYTES], const struct provider_set *known,
+                     int64_t now_s, const struct ranking *ranking, struct provider *out,
+                     size_t cap);
 
 #endif

@@ -106,13 +106,13 @@ void directory_saw_own(struct directory *d, uint64_t seq)
     static struct log_gate gate;
     unsigned long suppressed;
     uint64_t now_us = clock_mono_us();
-    enum own_seq kind = own_seqs_saw(&d->own_seqs, seq, now_us);
+    enum own_sequence kind = own_sequences_saw(&d->own_sequences, seq, now_us);
 
-    if (kind == OWN_SEQ_NEWER || kind == OWN_SEQ_NEWER_FOREIGN) {
+    if (kind == OWN_SEQUENCE_NEWER || kind == OWN_SEQUENCE_NEWER_FOREIGN) {
         d->own_ms = (int64_t)seq;
         d->own_mono_us = now_us;
     }
-    if ((kind == OWN_SEQ_FOREIGN || kind == OWN_SEQ_NEWER_FOREIGN) &&
+    if ((kind == OWN_SEQUENCE_FOREIGN || kind == OWN_SEQUENCE_NEWER_FOREIGN) &&
         log_gate_open(&gate, OWN_RECORD_LOG_MS, &suppressed))
         log_warn("directory: records that are not ours appear under our own identity: is another "
                  "node running with a copy of the key file?");
@@ -353,7 +353,7 @@ void directory_free(struct directory *d)
         directory_ask_over(d, d->oldest_ask);
     inbox_unref(d->inbox);
     lookup_cache_fini(&d->cache);
-    crowds_fini(&d->crowds);
+    overflow_fini(&d->overflow);
     peer_memory_free(d->memory);
     mem_free(d->locals);
     pthread_cond_destroy(&d->no_waiting);
@@ -406,11 +406,11 @@ skep_status directory_set_local(struct directory *d, const struct record_expert 
 
 void directory_forget_peer(struct directory *d, const uint8_t peer_id[static PEER_ID_BYTES])
 {
-    const struct placing placing = {d->memory, 0, clock_mono_us()};
+    const struct ranking ranking = {d->memory, 0, clock_mono_us()};
 
-    peer_memory_failed(d->memory, peer_id, placing.now_us);
+    peer_memory_failed(d->memory, peer_id, ranking.now_us);
     pthread_mutex_lock(&d->lock);
-    lookup_cache_forget(&d->cache, peer_id, &placing);
+    lookup_cache_forget(&d->cache, peer_id, &ranking);
     pthread_mutex_unlock(&d->lock);
 }
 
@@ -427,7 +427,7 @@ void directory_keep(struct directory *d, const char *uid, const struct provider 
         .expires_at = p->expires_at,
         .expert = {.endpoint_count = p->endpoint_count, .features = p->features, .load = p->load},
     };
-    const struct placing placing = {d->memory, 0, clock_mono_us()};
+    const struct ranking ranking = {d->memory, 0, clock_mono_us()};
     uint8_t key[RECORD_KEY_BYTES];
 
     directory_peer_answered(d, p->peer_id);
@@ -441,13 +441,13 @@ void directory_keep(struct directory *d, const char *uid, const struct provider 
     pthread_mutex_lock(&d->lock);
     struct cache_entry *e = lookup_cache_touch(&d->cache, key);
     if (e != NULL)
-        provider_set_merge(&e->found, &record, d->wall_ms() / 1000, &placing);
+        provider_set_merge(&e->found, &record, d->wall_ms() / 1000, &ranking);
     pthread_mutex_unlock(&d->lock);
 }
 
-uint64_t directory_peer_place(struct directory *d, const uint8_t peer_id[static PEER_ID_BYTES])
+uint64_t directory_peer_rank(struct directory *d, const uint8_t peer_id[static PEER_ID_BYTES])
 {
-    return peer_memory_place(d->memory, peer_id, 0, clock_mono_us());
+    return peer_memory_rank(d->memory, peer_id, 0, clock_mono_us());
 }
 
 void directory_stats(struct directory *d, struct directory_stats *out)

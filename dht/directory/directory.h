@@ -147,9 +147,9 @@ void directory_peer_answered(struct directory *directory,
 /* The same of one of a crowd, that was named for a UID: it is kept at hand until its record ends.
  */
 void directory_keep(struct directory *directory, const char *uid, const struct provider *provider);
-/* The place of a peer as seen now, see peer_memory_place(): the lowest is the one to ask first. */
-uint64_t directory_peer_place(struct directory *directory,
-                              const uint8_t peer_id[static PEER_ID_BYTES]);
+/* The place of a peer as seen now, see peer_memory_rank(): the lowest is the one to ask first. */
+uint64_t directory_peer_rank(struct directory *directory,
+                             const uint8_t peer_id[static PEER_ID_BYTES]);
 void directory_forget_peer(struct directory *directory,
                            const uint8_t peer_id[static PEER_ID_BYTES]);
 

@@ -32,7 +32,7 @@ struct candidate {
     uint64_t seq;
     int64_t expires_at;
     bool known; /* this peer's records were verified before */
-    uint64_t place;
+    uint64_t rank;
 };
 
 static bool peek(struct candidate *c, const struct inbox_event *event)
@@ -144,7 +144,7 @@ static enum worth worth_of(struct directory *d, struct query *q, const struct in
     if (c->kind != (q->collects ? q->record_kind : RECORD_EXPERT))
         return WORTH_REFUSING;
     c->known = !q->collects && provider_set_seq(&q->found, c->peer_id) != 0;
-    c->place = peer_memory_place(d->memory, c->peer_id, q->lot, clock_mono_us());
+    c->rank = peer_memory_rank(d->memory, c->peer_id, q->order_seed, clock_mono_us());
     return WORTH_CHECKING;
 }
 
@@ -154,8 +154,8 @@ static int better_first(const void *a, const void *b)
 
     if (x->known != y->known)
         return x->known ? -1 : 1;
-    if (x->place != y->place)
-        return x->place < y->place ? -1 : 1;
+    if (x->rank != y->rank)
+        return x->rank < y->rank ? -1 : 1;
     return x->seq > y->seq ? -1 : x->seq < y->seq;
 }
 
@@ -164,7 +164,7 @@ static void merge(struct directory *d, struct query *q, struct record *record, u
                   int64_t now_s)
 {
     bool own = memcmp(record->peer_id, d->identity->peer_id, PEER_ID_BYTES) == 0;
-    const struct placing placing = {d->memory, q->lot, clock_mono_us()};
+    const struct ranking ranking = {d->memory, q->order_seed, clock_mono_us()};
 
     pthread_mutex_lock(&d->lock);
     if (own)
@@ -175,16 +175,16 @@ static void merge(struct directory *d, struct query *q, struct record *record, u
         if (q->records != NULL)
             collection_put(q->records, record, mark);
     } else if (!q->own && !(own && d->locals_set)) {
-        if (!provider_set_merge(&q->found, record, now_s, &placing) &&
+        if (!provider_set_merge(&q->found, record, now_s, &ranking) &&
             provider_set_seq(&q->found, record->peer_id) == 0 && !record->expert.offline)
-            crowds_add(&d->crowds, q->key, record, now_s, &placing);
+            overflow_add(&d->overflow, q->key, record, now_s, &ranking);
         struct cache_entry *e = lookup_cache_touch(&d->cache, q->key);
         if (e != NULL)
-            provider_set_merge(&e->found, record, now_s, &placing);
+            provider_set_merge(&e->found, record, now_s, &ranking);
     }
     for (struct waiter *w = q->own && own ? q->waiters : NULL; w != NULL; w = w->next)
-        if (record->seq > w->request->own_seq)
-            w->request->own_seq = record->seq;
+        if (record->seq > w->request->own_sequence)
+            w->request->own_sequence = record->seq;
     pthread_mutex_unlock(&d->lock);
 }
 
@@ -257,13 +257,13 @@ static bool was_collected(struct directory *d, struct query *q, const struct can
 
 /* Whether there is room for one that was not heard of yet, in the answer or for the next one. */
 static bool has_place(struct directory *d, struct query *q, const struct candidate *c,
-                      const struct placing *placing)
+                      const struct ranking *ranking)
 {
-    if (provider_set_has_place(&q->found, c->peer_id, placing))
+    if (provider_set_has_room(&q->found, c->peer_id, ranking))
         return true;
     pthread_mutex_lock(&d->lock);
-    bool has = !peer_memory_is_failed(c->place) &&
-               crowds_have_place(&d->crowds, q->key, c->peer_id, placing);
+    bool has = !peer_memory_is_failed(c->rank) &&
+               overflow_has_room(&d->overflow, q->key, c->peer_id, ranking);
     pthread_mutex_unlock(&d->lock);
     return has;
 }
@@ -271,14 +271,14 @@ static bool has_place(struct directory *d, struct query *q, const struct candida
 static size_t check_all(struct directory *d, struct query *q, struct candidate *list, size_t count,
                         int64_t now_s)
 {
-    const struct placing placing = {d->memory, q->lot, clock_mono_us()};
+    const struct ranking ranking = {d->memory, q->order_seed, clock_mono_us()};
     size_t refused = 0;
 
     qsort(list, count, sizeof(*list), better_first);
     for (size_t i = 0; i < count; i++) {
         if (!q->own && !q->collects && provider_set_seq(&q->found, list[i].peer_id) >= list[i].seq)
             continue; /* an older statement of a peer that has been heard */
-        if (!q->own && !q->collects && !list[i].known && !has_place(d, q, &list[i], &placing))
+        if (!q->own && !q->collects && !list[i].known && !has_place(d, q, &list[i], &ranking))
             continue; /* one of a crowd, whose turn has not come */
         if (q->collects && was_collected(d, q, &list[i]))
             continue; /* a replica of one that has been read, or older; or nobody waits any more */

@@ -125,7 +125,7 @@ void requests_run_completed(struct directory *d)
     while (r != NULL) {
         struct request *next = r->next;
         if (r->found_own != NULL)
-            r->found_own(r->arg, r->own_seq);
+            r->found_own(r->arg, r->own_sequence);
         else
             r->found(r->arg, r->results, r->count);
         free_request(r);
@@ -154,14 +154,15 @@ static const struct local *find_local(const struct directory *d, const char *uid
 
 /* Those of a crowd that was read just now whose turn has not come yet: as fresh as asking for all
  * of it again, which would bring the same. */
-static bool answer_from_crowd(struct directory *d, const uint8_t *key, struct lookup_result *result)
+static bool answer_from_overflow(struct directory *d, const uint8_t *key,
+                                 struct lookup_result *result)
 {
-    const struct placing placing = {d->memory, 0, clock_mono_us()};
+    const struct ranking ranking = {d->memory, 0, clock_mono_us()};
 
     const struct cache_entry *e = lookup_cache_find(&d->cache, key);
     result->provider_count =
-        crowds_list(&d->crowds, key, e != NULL ? &e->found : NULL, d->wall_ms() / 1000, &placing,
-                    result->providers, DIRECTORY_MAX_PROVIDERS);
+        overflow_list(&d->overflow, key, e != NULL ? &e->found : NULL, d->wall_ms() / 1000,
+                      &ranking, result->providers, DIRECTORY_MAX_PROVIDERS);
     result->status = SKEP_OK;
     d->stats.get_hits += result->provider_count > 0;
     return result->provider_count > 0;
@@ -178,13 +179,13 @@ static bool answer_locally(struct directory *d, const char *uid, const uint8_t *
         result->status = SKEP_OK;
         result->provider_count = 1;
         result->providers[0] = local->provider;
-        result->providers[0].seq = d->own_seqs.last;
+        result->providers[0].seq = d->own_sequences.last;
         return true;
     }
     if (!(flags & DIRECTORY_FRESH) && watches_get(d, uid, result))
         return true;
     /* Whoever wants all of it anew could not use what was named before. */
-    if (flags & DIRECTORY_ALL && flags & DIRECTORY_FRESH && answer_from_crowd(d, key, result))
+    if (flags & DIRECTORY_ALL && flags & DIRECTORY_FRESH && answer_from_overflow(d, key, result))
         return true;
     struct cache_entry *e = flags & DIRECTORY_FRESH ? NULL : lookup_cache_find(&d->cache, key);
     if (e == NULL)

@@ -50,7 +50,7 @@ enum {
     /* Then they count as all for so long, as a view of a prefix does: who comes is seen after. */
     WHOLE_FRESH_US = 10 * 1000 * 1000,
     /* And as long as all that has come has failed before, of more than an answer has room for. */
-    CROWD_WAIT_US = 3 * 1000 * 1000,
+    OVERFLOW_WAIT_US = 3 * 1000 * 1000,
     /* A lookup that wants all records of a key ends so long after the first one. Whoever is alive
      * has spoken within milliseconds; the margin is for busy machines. */
     SETTLE_US = 250 * 1000,
@@ -100,7 +100,7 @@ struct request {
     uint64_t deadline_us;
     directory_found_fn found;
     directory_own_fn found_own; /* instead, for own records */
-    uint64_t own_seq;
+    uint64_t own_sequence;
     void *arg;
     bool finished;
     struct inbox_helper *helper; /* of the caller who waits; NULL: nobody does */
@@ -145,7 +145,8 @@ struct query {
     bool is_touched;
     unsigned verifications;
     bool saw_misdated; /* a record that was refused for its dates alone */
-    uint64_t lot; /* the order in which peers not tried yet are heard, another for each query */
+    uint64_t
+        order_seed; /* the order in which peers not tried yet are heard, another for each query */
     char uid[UID_BYTES]; /* of one that collects: a word for the log */
 };
 
@@ -203,7 +204,7 @@ struct directory {
     uint64_t due_us;   /* when the timers are to be looked at; CLOCK_NEVER: never */
     uint64_t sleep_us; /* until when the directory's thread sleeps; 0: it does not */
     struct lookup_cache cache;
-    struct crowds crowds;
+    struct candidate_overflow overflow;
     struct local *locals; /* sorted by uid */
     size_t local_count;
     bool locals_set;
@@ -226,7 +227,7 @@ struct directory {
     struct ask *oldest_ask, *newest_ask; /* given to OpenDHT, "done" not seen */
     unsigned outstanding;
 
-    struct own_seqs own_seqs;
+    struct own_sequences own_sequences;
     int64_t own_ms;       /* date of our newest record seen in the DHT; 0: none */
     uint64_t own_mono_us; /* when it was seen */
     struct directory_stats stats;

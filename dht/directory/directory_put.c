@@ -231,7 +231,7 @@ static void encode_all(struct directory *d, struct put_batch *b)
 
         memcpy(decl->record->peer_id, d->identity->peer_id, PEER_ID_BYTES);
         pthread_mutex_lock(&d->lock);
-        decl->record->seq = own_seqs_next(&d->own_seqs, directory_clock(d));
+        decl->record->seq = own_sequences_next(&d->own_sequences, directory_clock(d));
         pthread_mutex_unlock(&d->lock);
         decl->outcome =
             record_encode(decl->record, d->identity, d->swarm, decl->key, &item->data, NULL);

@@ -63,7 +63,7 @@ struct query *query_new(struct directory *d, const uint8_t *key, const char *uid
     if (q == NULL)
         return NULL;
     memcpy(q->key, key, RECORD_KEY_BYTES);
-    randombytes_buf(&q->lot, sizeof(q->lot));
+    randombytes_buf(&q->order_seed, sizeof(q->order_seed));
     if (uid != NULL) {
         memcpy(q->uid, uid, strlen(uid) + 1); /* uid_is_valid() bounds it by UID_BYTES */
         q->chain = *table_slot(d, key);
@@ -143,11 +143,11 @@ static void linger(struct directory *d, struct query *q)
 /* In a crowd those that have answered before may come late, or not at all in time. */
 static void add_answered(struct directory *d, struct query *q)
 {
-    const struct placing placing = {d->memory, q->lot, clock_mono_us()};
+    const struct ranking ranking = {d->memory, q->order_seed, clock_mono_us()};
     const struct cache_entry *e = lookup_cache_find(&d->cache, q->key);
 
     if (e != NULL && q->found.live >= DIRECTORY_MAX_PROVIDERS)
-        provider_set_add_answered(&q->found, &e->found, d->wall_ms() / 1000, &placing);
+        provider_set_add_answered(&q->found, &e->found, d->wall_ms() / 1000, &ranking);
 }
 
 /* Gives those who wait their results; `patient` are also those who want all. */
@@ -336,11 +336,11 @@ static void pause_query(struct directory *d, struct query *q, uint64_t now_us)
  */
 static void conclude_settled(struct directory *d, struct query *q, uint64_t now_us)
 {
-    const struct placing placing = {d->memory, q->lot, now_us};
+    const struct ranking ranking = {d->memory, q->order_seed, now_us};
 
     /* Of a crowd, those that have failed came first: others are on the way. */
-    if (!q->collects && now_us < q->asked_us + CROWD_WAIT_US &&
-        provider_set_is_spent(&q->found, &placing)) {
+    if (!q->collects && now_us < q->asked_us + OVERFLOW_WAIT_US &&
+        provider_set_is_spent(&q->found, &ranking)) {
         settle(d, q);
         return;
     }

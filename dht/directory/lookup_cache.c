@@ -70,9 +70,9 @@ void lookup_cache_fini(struct lookup_cache *cache)
 /* If nobody is left, the next lookup asks anew. */
 static void empty(const struct lookup_cache *cache, struct cache_entry *e, uint64_t now_us)
 {
-    const struct placing placing = {cache->memory, 0, now_us};
+    const struct ranking ranking = {cache->memory, 0, now_us};
 
-    provider_set_keep_answered(&e->found, &placing);
+    provider_set_keep_answered(&e->found, &ranking);
     e->whole_until_us = 0;
 }
 
@@ -135,7 +135,7 @@ struct cache_entry *lookup_cache_touch(struct lookup_cache *cache,
 }
 
 void lookup_cache_forget(struct lookup_cache *cache, const uint8_t peer_id[static PEER_ID_BYTES],
-                         const struct placing *placing)
+                         const struct ranking *ranking)
 {
     struct forgotten_peer *slot = &cache->forgotten[0];
 
@@ -152,6 +152,6 @@ void lookup_cache_forget(struct lookup_cache *cache, const uint8_t peer_id[stati
         cache->forgets_lost = slot->number;
     memcpy(slot->id, peer_id, PEER_ID_BYTES);
     slot->number = ++cache->forgets;
-    slot->now_us = placing->now_us;
-    cache->memory = placing->memory;
+    slot->now_us = ranking->now_us;
+    cache->memory = ranking->memory;
 }

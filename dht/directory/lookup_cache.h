@@ -57,6 +57,6 @@ struct cache_entry *lookup_cache_touch(struct lookup_cache *cache,
 /* Empties every entry that has this peer in it, but for peers that have answered, see placing. Its
  * memory is borrowed until lookup_cache_fini(). Takes no longer with more entries. */
 void lookup_cache_forget(struct lookup_cache *cache, const uint8_t peer_id[static PEER_ID_BYTES],
-                         const struct placing *placing);
+                         const struct ranking *ranking);
 
 #endif

@@ -12,36 +12,36 @@
 #include <stdint.h>
 
 enum {
-    OWN_SEQS_BURSTS = 64,
+    OWN_SEQUENCES_BURSTS = 64,
     /* Numbers are dates in ms (docs/records.md): those of one round follow each other closely. */
-    OWN_SEQS_BURST_GAP = 100,
+    OWN_SEQUENCES_BURST_GAP = 100,
     /* Newer ones that are found so close together are those of one earlier run. */
-    OWN_SEQS_RAISE_GAP_US = 1000000,
+    OWN_SEQUENCES_RAISE_GAP_US = 1000000,
 };
 
-struct own_seqs {
+struct own_sequences {
     uint64_t last; /* given out or seen */
     /* Who gave out a number up to this is not known any more; 0: none has been given out yet. */
     uint64_t floor;
-    struct own_seqs_burst {
+    struct own_sequences_burst {
         uint64_t first, last;
-    } bursts[OWN_SEQS_BURSTS]; /* given out, a ring */
-    size_t count;              /* so far; the newest is at (count - 1) % OWN_SEQS_BURSTS */
-    uint64_t raised_us;        /* when a newer one than `last` was found last; 0: never */
+    } bursts[OWN_SEQUENCES_BURSTS]; /* given out, a ring */
+    size_t count;       /* so far; the newest is at (count - 1) % OWN_SEQUENCES_BURSTS */
+    uint64_t raised_us; /* when a newer one than `last` was found last; 0: never */
 };
 
-enum own_seq {
-    OWN_SEQ_OLD,     /* of ours, or from before */
-    OWN_SEQ_NEWER,   /* than all so far: ours go on from there */
-    OWN_SEQ_FOREIGN, /* old, but given out by another who runs now */
-    OWN_SEQ_NEWER_FOREIGN,
+enum own_sequence {
+    OWN_SEQUENCE_OLD,     /* of ours, or from before */
+    OWN_SEQUENCE_NEWER,   /* than all so far: ours go on from there */
+    OWN_SEQUENCE_FOREIGN, /* old, but given out by another who runs now */
+    OWN_SEQUENCE_NEWER_FOREIGN,
 };
 
 /* The next number to give out. @param now_ms the clock; the number is more than any before. */
-uint64_t own_seqs_next(struct own_seqs *s, int64_t now_ms);
+uint64_t own_sequences_next(struct own_sequences *s, int64_t now_ms);
 
 /* A record of our identity has been found. @param mono_us when, by a clock that does not go back;
  * not 0 */
-enum own_seq own_seqs_saw(struct own_seqs *s, uint64_t seq, uint64_t mono_us);
+enum own_sequence own_sequences_saw(struct own_sequences *s, uint64_t seq, uint64_t mono_us);
 
 #endif

@@ -48,12 +48,12 @@ void peer_memory_free(struct peer_memory *m)
     mem_free(m);
 }
 
-static uint64_t hash(const struct peer_memory *m, const uint8_t *peer_id, uint64_t lot)
+static uint64_t hash(const struct peer_memory *m, const uint8_t *peer_id, uint64_t order_seed)
 {
-    uint8_t in[PEER_ID_BYTES + sizeof(lot)], out[crypto_shorthash_BYTES];
+    uint8_t in[PEER_ID_BYTES + sizeof(order_seed)], out[crypto_shorthash_BYTES];
 
     memcpy(in, peer_id, PEER_ID_BYTES);
-    store_u64(in + PEER_ID_BYTES, lot);
+    store_u64(in + PEER_ID_BYTES, order_seed);
     crypto_shorthash(out, in, sizeof(in), m->key);
     return load_u64(out);
 }
@@ -114,33 +114,33 @@ void peer_memory_answered(struct peer_memory *m, const uint8_t peer_id[static PE
     pthread_mutex_unlock(&m->lock);
 }
 
-uint64_t peer_memory_place(struct peer_memory *m, const uint8_t peer_id[static PEER_ID_BYTES],
-                           uint64_t lot, uint64_t now_us)
+uint64_t peer_memory_rank(struct peer_memory *m, const uint8_t peer_id[static PEER_ID_BYTES],
+                          uint64_t order_seed, uint64_t now_us)
 {
     if (m == NULL)
         return CLASS_NEW;
-    uint64_t tag = hash(m, peer_id, 0), place;
+    uint64_t tag = hash(m, peer_id, 0), rank;
     pthread_mutex_lock(&m->lock);
     const struct slot *failed = find(set_of(m->failed, PEER_MEMORY_FAILED, tag), tag);
     const struct slot *answered = find(set_of(m->answered, PEER_MEMORY_ANSWERED, tag), tag);
     if (answered != NULL)
-        place = WITHIN_CLASS - answered->at_us; /* the latest first */
+        rank = WITHIN_CLASS - answered->at_us; /* the latest first */
     else if (failed != NULL && failed->at_us + PEER_MEMORY_FAILED_US > now_us)
-        place = CLASS_FAILED | (failed->at_us & WITHIN_CLASS);
+        rank = CLASS_FAILED | (failed->at_us & WITHIN_CLASS);
     else
-        place = CLASS_NEW;
+        rank = CLASS_NEW;
     pthread_mutex_unlock(&m->lock);
-    if (place == CLASS_NEW)
-        place |= hash(m, peer_id, lot) & WITHIN_CLASS;
-    return place;
+    if (rank == CLASS_NEW)
+        rank |= hash(m, peer_id, order_seed) & WITHIN_CLASS;
+    return rank;
 }
 
-bool peer_memory_is_answered(uint64_t place)
+bool peer_memory_is_answered(uint64_t rank)
 {
-    return place < CLASS_NEW;
+    return rank < CLASS_NEW;
 }
 
-bool peer_memory_is_failed(uint64_t place)
+bool peer_memory_is_failed(uint64_t rank)
 {
-    return place >= CLASS_FAILED;
+    return rank >= CLASS_FAILED;
 }

@@ -42,11 +42,11 @@ void peer_memory_answered(struct peer_memory *memory, const uint8_t peer_id[stat
  * @param memory  NULL: nothing is known of anybody.
  * @param lot     any number; another one gives another order of those not tried yet.
  */
-uint64_t peer_memory_place(struct peer_memory *memory, const uint8_t peer_id[static PEER_ID_BYTES],
-                           uint64_t lot, uint64_t now_us);
+uint64_t peer_memory_rank(struct peer_memory *memory, const uint8_t peer_id[static PEER_ID_BYTES],
+                          uint64_t order_seed, uint64_t now_us);
 /* Whether that is the place of one that has answered. */
-bool peer_memory_is_answered(uint64_t place);
+bool peer_memory_is_answered(uint64_t rank);
 /* And of one that has failed. */
-bool peer_memory_is_failed(uint64_t place);
+bool peer_memory_is_failed(uint64_t rank);
 
 #endif

@@ -23,7 +23,7 @@ struct source {
     uint32_t features;
     uint32_t depth; /* as in the record */
     struct record_load load;
-    uint64_t place; /* peer_memory.h; 0 where no coordinate can be crowded */
+    uint64_t rank; /* peer_memory.h; 0 where no coordinate can be crowded */
     uint8_t endpoint_count;
     uint16_t ports[RECORD_MAX_ENDPOINTS];
     char *hosts; /* owned: endpoint_count texts, each with its NUL */
@@ -79,7 +79,7 @@ struct draft {
     size_t members; /* of those that are taken */
     struct pair {
         int64_t coord;
-        uint64_t place; /* of the source, copied for sorting */
+        uint64_t rank; /* of the source, copied for sorting */
         uint32_t source;
     } * pairs;
 };
@@ -111,8 +111,8 @@ static int by_coord(const void *a, const void *b)
 
     if (x->coord != y->coord)
         return x->coord < y->coord ? -1 : 1;
-    if (x->place != y->place)
-        return x->place < y->place ? -1 : 1;
+    if (x->rank != y->rank)
+        return x->rank < y->rank ? -1 : 1;
     return x->source < y->source ? -1 : x->source > y->source;
 }
 
@@ -275,9 +275,9 @@ static bool take_records(struct prefix_view *v, struct draft *d, int64_t now_s,
         if (!pack_source(s, r))
             return false;
         if (d->count > DIRECTORY_MAX_PROVIDERS)
-            s->place = peer_memory_place(memory, r->peer_id, 0, now_us);
+            s->rank = peer_memory_rank(memory, r->peer_id, 0, now_us);
         for (size_t k = 0; k < r->prefix.coord_count; k++)
-            d->pairs[n++] = (struct pair){r->prefix.coords[k], s->place, (uint32_t)v->source_count};
+            d->pairs[n++] = (struct pair){r->prefix.coords[k], s->rank, (uint32_t)v->source_count};
         v->source_count++;
         note_times(v, r);
     }

@@ -140,39 +140,39 @@ static bool has_room(const struct provider_set *set, const struct held *known, c
     return (h->offline ? set->withdrawn : set->live) < limit_of(set);
 }
 
-static uint64_t place_of(const struct placing *placing, const uint8_t *peer_id)
+static uint64_t place_of(const struct ranking *ranking, const uint8_t *peer_id)
 {
-    return peer_memory_place(placing->memory, peer_id, placing->lot, placing->now_us);
+    return peer_memory_rank(ranking->memory, peer_id, ranking->order_seed, ranking->now_us);
 }
 
 /* Among those that serve, the one of the highest place. */
-static struct held **find_last(struct provider_set *set, const struct placing *placing,
-                               uint64_t *place)
+static struct held **find_last(struct provider_set *set, const struct ranking *ranking,
+                               uint64_t *rank)
 {
     struct held **last = NULL;
 
     for (struct held **link = &set->first; *link != NULL; link = &(*link)->next) {
-        uint64_t at = (*link)->offline ? 0 : place_of(placing, (*link)->peer_id);
-        if ((*link)->offline || (last != NULL && at <= *place))
+        uint64_t at = (*link)->offline ? 0 : place_of(ranking, (*link)->peer_id);
+        if ((*link)->offline || (last != NULL && at <= *rank))
             continue;
         last = link;
-        *place = at;
+        *rank = at;
     }
     return last;
 }
 
-bool provider_set_has_place(const struct provider_set *set,
-                            const uint8_t peer_id[static PEER_ID_BYTES],
-                            const struct placing *placing)
+bool provider_set_has_room(const struct provider_set *set,
+                           const uint8_t peer_id[static PEER_ID_BYTES],
+                           const struct ranking *ranking)
 {
-    uint64_t place = 0;
+    uint64_t rank = 0;
 
     if (set->live < limit_of(set))
         return true;
-    if (placing->memory == NULL)
+    if (ranking->memory == NULL)
         return false;
-    find_last((struct provider_set *)set, placing, &place);
-    return place_of(placing, peer_id) < place;
+    find_last((struct provider_set *)set, ranking, &rank);
+    return place_of(ranking, peer_id) < rank;
 }
 
 /* The oldest withdrawal. */
@@ -187,16 +187,16 @@ static struct held **find_withdrawn(struct provider_set *set)
 }
 
 /* Takes out whoever has to make room for a newcomer. False if it is the newcomer who has to go. */
-static bool make_room(struct provider_set *set, const struct held *h, const struct placing *placing)
+static bool make_room(struct provider_set *set, const struct held *h, const struct ranking *ranking)
 {
-    uint64_t place = 0;
+    uint64_t rank = 0;
 
     if (h->offline)
         return has_room(set, NULL, h);
-    if (!provider_set_has_place(set, h->peer_id, placing))
+    if (!provider_set_has_room(set, h->peer_id, ranking))
         return false;
     if (set->live >= limit_of(set))
-        take_out(set, find_last(set, placing, &place));
+        take_out(set, find_last(set, ranking, &rank));
     else if (set->live + set->withdrawn >= 2 * limit_of(set))
         take_out(set, find_withdrawn(set));
     return true;
@@ -204,7 +204,7 @@ static bool make_room(struct provider_set *set, const struct held *h, const stru
 
 /* Puts h in, which is taken, unless something newer of its peer is there or there is no room. */
 static bool merge(struct provider_set *set, struct held *h, int64_t now_s,
-                  const struct placing *placing)
+                  const struct ranking *ranking)
 {
     struct held **known = find(set, h->peer_id);
 
@@ -212,7 +212,7 @@ static bool merge(struct provider_set *set, struct held *h, int64_t now_s,
         provider_set_expire(set, now_s);
         known = find(set, h->peer_id); /* links have moved, and it may have expired itself */
     }
-    bool fits = known != NULL ? has_room(set, *known, h) : make_room(set, h, placing);
+    bool fits = known != NULL ? has_room(set, *known, h) : make_room(set, h, ranking);
     if (!fits) {
         mem_free(h);
         return false;
@@ -224,14 +224,14 @@ static bool merge(struct provider_set *set, struct held *h, int64_t now_s,
 }
 
 bool provider_set_merge(struct provider_set *set, const struct record *record, int64_t now_s,
-                        const struct placing *placing)
+                        const struct ranking *ranking)
 {
     struct held **known = find(set, record->peer_id);
 
     if (known != NULL && (*known)->seq >= record->seq)
         return false;
     struct held *h = pack(record);
-    return h != NULL && merge(set, h, now_s, placing);
+    return h != NULL && merge(set, h, now_s, ranking);
 }
 
 static struct held *copy(const struct held *h)
@@ -246,52 +246,52 @@ static struct held *copy(const struct held *h)
     return out;
 }
 
-static bool has_answered(const struct held *h, const struct placing *placing)
+static bool has_answered(const struct held *h, const struct ranking *ranking)
 {
-    return !h->offline && peer_memory_is_answered(place_of(placing, h->peer_id));
+    return !h->offline && peer_memory_is_answered(place_of(ranking, h->peer_id));
 }
 
 void provider_set_add_answered(struct provider_set *set, const struct provider_set *from,
-                               int64_t now_s, const struct placing *placing)
+                               int64_t now_s, const struct ranking *ranking)
 {
     for (const struct held *h = from->first; h != NULL; h = h->next) {
-        if (!has_answered(h, placing) || h->expires_at <= now_s ||
+        if (!has_answered(h, ranking) || h->expires_at <= now_s ||
             provider_set_seq(set, h->peer_id) >= h->seq)
             continue;
         struct held *mine = copy(h);
         if (mine != NULL)
-            merge(set, mine, now_s, placing);
+            merge(set, mine, now_s, ranking);
     }
 }
 
-bool provider_set_is_spent(const struct provider_set *set, const struct placing *placing)
+bool provider_set_is_spent(const struct provider_set *set, const struct ranking *ranking)
 {
     if (set->live < limit_of(set))
         return false;
     for (const struct held *h = set->first; h != NULL; h = h->next)
-        if (!h->offline && !peer_memory_is_failed(place_of(placing, h->peer_id)))
+        if (!h->offline && !peer_memory_is_failed(place_of(ranking, h->peer_id)))
             return false;
     return true;
 }
 
-void provider_set_keep_answered(struct provider_set *set, const struct placing *placing)
+void provider_set_keep_answered(struct provider_set *set, const struct ranking *ranking)
 {
     struct held **link = &set->first;
 
     while (*link != NULL) {
-        if (has_answered(*link, placing))
+        if (has_answered(*link, ranking))
             link = &(*link)->next;
         else
             take_out(set, link);
     }
 }
 
-void provider_set_drop_failed(struct provider_set *set, const struct placing *placing)
+void provider_set_drop_failed(struct provider_set *set, const struct ranking *ranking)
 {
     struct held **link = &set->first;
 
     while (*link != NULL) {
-        if (peer_memory_is_failed(place_of(placing, (*link)->peer_id)))
+        if (peer_memory_is_failed(place_of(ranking, (*link)->peer_id)))
             take_out(set, link);
         else
             link = &(*link)->next;
@@ -321,14 +321,14 @@ size_t provider_set_list(const struct provider_set *set, struct provider *out, s
 }
 
 size_t provider_set_list_answered_first(const struct provider_set *set,
-                                        const struct placing *placing, struct provider *out,
+                                        const struct ranking *ranking, struct provider *out,
                                         size_t cap)
 {
     size_t n = 0;
 
     for (int round = 0; round < 2; round++)
         for (const struct held *h = set->first; h != NULL && n < cap; h = h->next)
-            if (!h->offline && has_answered(h, placing) == (round == 0))
+            if (!h->offline && has_answered(h, ranking) == (round == 0))
                 unpack(h, &out[n++]);
     return n;
 }

@@ -27,9 +27,9 @@ uint64_t provider_set_seq(const struct provider_set *set,
                           const uint8_t peer_id[static PEER_ID_BYTES]);
 
 /* Who stays when more serve it than there is room for: those of the lowest places. */
-struct placing {
+struct ranking {
     struct peer_memory *memory; /* NULL: those that were there first */
-    uint64_t lot, now_us;
+    uint64_t order_seed, now_us;
 };
 
 /*
@@ -39,20 +39,20 @@ struct placing {
  * there is no room for it among those that serve. Returns whether the set changed.
  */
 bool provider_set_merge(struct provider_set *set, const struct record *record, int64_t now_s,
-                        const struct placing *placing);
+                        const struct ranking *ranking);
 /* Whether a record of a peer that is not in the set yet, serving, would be taken in. */
-bool provider_set_has_place(const struct provider_set *set,
-                            const uint8_t peer_id[static PEER_ID_BYTES],
-                            const struct placing *placing);
+bool provider_set_has_room(const struct provider_set *set,
+                           const uint8_t peer_id[static PEER_ID_BYTES],
+                           const struct ranking *ranking);
 
 /* Whether it is full of peers that have failed. */
-bool provider_set_is_spent(const struct provider_set *set, const struct placing *placing);
+bool provider_set_is_spent(const struct provider_set *set, const struct ranking *ranking);
 /* Takes in those of another set, serving, that have answered (placing->memory knows). */
 void provider_set_add_answered(struct provider_set *set, const struct provider_set *from,
-                               int64_t now_s, const struct placing *placing);
+                               int64_t now_s, const struct ranking *ranking);
 /* Drops all but those that have answered; drops those that have failed. */
-void provider_set_keep_answered(struct provider_set *set, const struct placing *placing);
-void provider_set_drop_failed(struct provider_set *set, const struct placing *placing);
+void provider_set_keep_answered(struct provider_set *set, const struct ranking *ranking);
+void provider_set_drop_failed(struct provider_set *set, const struct ranking *ranking);
 
 /* Drops what expires_at says is over. */
 void provider_set_expire(struct provider_set *set, int64_t now_s);
@@ -62,7 +62,7 @@ size_t provider_set_list(const struct provider_set *set, struct provider *out, s
 
 /* The same, but first those that have answered. */
 size_t provider_set_list_answered_first(const struct provider_set *set,
-                                        const struct placing *placing, struct provider *out,
+                                        const struct ranking *ranking, struct provider *out,
                                         size_t cap);
 
 void provider_set_free(struct provider_set *set); /* NULL and zeroed are allowed */

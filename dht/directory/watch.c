@@ -21,11 +21,11 @@ enum {
     /* A bell is answered at once and again after this, when the edits that it announced have
      * reached the nodes that store them, then after twice that and after four times: where peers
      * have died, OpenDHT waits for them before it hands the edit to others. */
-    BELL_AGAIN_US = 500 * 1000,
-    BELL_DOUBLINGS = 2,
-    BELL_PAUSE_US = 250 * 1000,  /* between readings for bells, whoever rings */
-    QUIET_US = 15 * 1000 * 1000, /* between readings of the watched prefix if nothing is there */
-    SOON_US = 1000 * 1000,       /* after a failure, and at least between two readings of a key */
+    NOTIFY_AGAIN_US = 500 * 1000,
+    NOTIFY_DOUBLINGS = 2,
+    NOTIFY_PAUSE_US = 250 * 1000, /* between readings for bells, whoever rings */
+    QUIET_US = 15 * 1000 * 1000,  /* between readings of the watched prefix if nothing is there */
+    SOON_US = 1000 * 1000,        /* after a failure, and at least between two readings of a key */
     MISS_FIRST_US = 2 * 1000 * 1000, /* a branch that is listed but empty; doubled each time */
     MISS_DOUBLINGS = 5,
     /* Without an answer of the watched prefix for so long, lookups go to the network again. */
@@ -35,7 +35,7 @@ enum {
 };
 
 /* What OpenDHT's thread rings. It may still do so for a moment after the watch has gone. */
-struct bell {
+struct notification {
     atomic_uint refs;
     pthread_mutex_t lock;
     pthread_cond_t rung;
@@ -50,7 +50,7 @@ struct watch {
     void *arg;
     size_t prefix_len;
     char prefix[UID_BYTES];
-    struct bell *bell;
+    struct notification *notification;
     struct thread thread;
     /* The thread's alone: */
     struct runner_listen *listens[MAX_LISTENS]; /* owned */
@@ -72,48 +72,48 @@ struct watch {
 
 /* ---- bells */
 
-static void bell_unref(void *arg)
+static void notification_unref(void *arg)
 {
-    struct bell *bell = arg;
+    struct notification *notification = arg;
 
-    if (bell == NULL || atomic_fetch_sub(&bell->refs, 1) != 1)
+    if (notification == NULL || atomic_fetch_sub(&notification->refs, 1) != 1)
         return;
-    pthread_cond_destroy(&bell->rung);
-    pthread_mutex_destroy(&bell->lock);
-    mem_free(bell);
+    pthread_cond_destroy(&notification->rung);
+    pthread_mutex_destroy(&notification->lock);
+    mem_free(notification);
 }
 
 static void on_heard(void *arg)
 {
-    struct bell *bell = arg;
+    struct notification *notification = arg;
 
-    pthread_mutex_lock(&bell->lock);
-    bell->count++;
-    pthread_cond_signal(&bell->rung);
-    pthread_mutex_unlock(&bell->lock);
+    pthread_mutex_lock(&notification->lock);
+    notification->count++;
+    pthread_cond_signal(&notification->rung);
+    pthread_mutex_unlock(&notification->lock);
 }
 
 /* Waits for a bell that was not heard yet, the deadline or the end. Returns false at the end. */
-static bool wait_bell(struct watch *w, uint64_t until_us)
+static bool wait_notification(struct watch *w, uint64_t until_us)
 {
-    struct bell *bell = w->bell;
+    struct notification *notification = w->notification;
 
-    pthread_mutex_lock(&bell->lock);
-    while (!bell->closing && bell->count == w->heard &&
-           cond_wait_until(&bell->rung, &bell->lock, until_us))
+    pthread_mutex_lock(&notification->lock);
+    while (!notification->closing && notification->count == w->heard &&
+           cond_wait_until(&notification->rung, &notification->lock, until_us))
         continue;
-    bool rung = bell->count != w->heard;
-    bool closing = bell->closing;
-    w->heard = bell->count;
-    pthread_mutex_unlock(&bell->lock);
+    bool rung = notification->count != w->heard;
+    bool closing = notification->closing;
+    w->heard = notification->count;
+    pthread_mutex_unlock(&notification->lock);
     if (rung) {
-        uint64_t now = clock_mono_us(), soonest = w->top_read_us + BELL_PAUSE_US;
+        uint64_t now = clock_mono_us(), soonest = w->top_read_us + NOTIFY_PAUSE_US;
         uint64_t at = soonest > now ? soonest : now;
         pthread_mutex_lock(&w->lock);
         if (w->tree.root->due_us > at)
             w->tree.root->due_us = at;
         pthread_mutex_unlock(&w->lock);
-        w->again_us = at + BELL_AGAIN_US;
+        w->again_us = at + NOTIFY_AGAIN_US;
         w->agains = 0;
     }
     return !closing;
@@ -144,9 +144,9 @@ static void listen_to(struct watch *w, const char *prefix, size_t lists)
     for (size_t i = 0; i < lists; i++) {
         uint8_t key[RECORD_KEY_BYTES];
         key_of(w, prefix, i, lists > 1, key);
-        atomic_fetch_add(&w->bell->refs, 1);
+        atomic_fetch_add(&w->notification->refs, 1);
         w->listens[w->listen_count++] =
-            runner_listen(w->directory->runner, key, on_heard, bell_unref, w->bell);
+            runner_listen(w->directory->runner, key, on_heard, notification_unref, w->notification);
     }
 }
 
@@ -263,8 +263,8 @@ static void take_branch(struct watch *w, struct reading *r, size_t first, size_t
     if (answered > 0)
         watch_tree_rebuild(&w->tree, b, now_us, now_s);
     uint64_t due = next_due(w, b, answered == end - first, now_us, now_s);
-    if (b->again && due > now_us + BELL_AGAIN_US)
-        due = now_us + BELL_AGAIN_US;
+    if (b->again && due > now_us + NOTIFY_AGAIN_US)
+        due = now_us + NOTIFY_AGAIN_US;
     b->again = false;
     if (due < b->due_us)
         b->due_us = due;
@@ -404,7 +404,8 @@ static void read_again(struct watch *w)
     if (w->again_us == 0 || w->again_us > now_us)
         return;
     w->agains++;
-    w->again_us = w->agains <= BELL_DOUBLINGS ? now_us + ((uint64_t)BELL_AGAIN_US << w->agains) : 0;
+    w->again_us =
+        w->agains <= NOTIFY_DOUBLINGS ? now_us + ((uint64_t)NOTIFY_AGAIN_US << w->agains) : 0;
     pthread_mutex_lock(&w->lock);
     w->tree.root->due_us = 0;
     pthread_mutex_unlock(&w->lock);
@@ -415,7 +416,7 @@ static void run(void *arg)
     struct watch *w = arg;
 
     listen_again(w);
-    while (wait_bell(w, next_us(w))) {
+    while (wait_notification(w, next_us(w))) {
         read_again(w);
         expire(w);
         read_due(w);
@@ -426,16 +427,16 @@ static void run(void *arg)
 
 /* ---- life */
 
-static struct bell *bell_new(void)
+static struct notification *notification_new(void)
 {
-    struct bell *bell = mem_calloc(1, sizeof(*bell));
+    struct notification *notification = mem_calloc(1, sizeof(*notification));
 
-    if (bell == NULL)
+    if (notification == NULL)
         return NULL;
-    atomic_init(&bell->refs, 1);
-    pthread_mutex_init(&bell->lock, NULL);
-    cond_init(&bell->rung);
-    return bell;
+    atomic_init(&notification->refs, 1);
+    pthread_mutex_init(&notification->lock, NULL);
+    cond_init(&notification->rung);
+    return notification;
 }
 
 skep_status watch_new(struct directory *directory, const struct watch_config *config,
@@ -460,9 +461,10 @@ skep_status watch_new(struct directory *directory, const struct watch_config *co
     memcpy(w->prefix, prefix, len);
     pthread_mutex_init(&w->lock, NULL);
     cond_init(&w->became_ready);
-    w->bell = bell_new();
-    skep_status rc = w->bell != NULL ? watch_tree_init(&w->tree, w->prefix, err)
-                                     : error_no_memory(err, "watch", sizeof(*w->bell));
+    w->notification = notification_new();
+    skep_status rc = w->notification != NULL
+                         ? watch_tree_init(&w->tree, w->prefix, err)
+                         : error_no_memory(err, "watch", sizeof(*w->notification));
     w->tree.memory = directory->memory;
     if (rc == SKEP_OK)
         rc = thread_start(&w->thread, "skep-watch", run, w, err);
@@ -489,15 +491,15 @@ void watch_free(struct watch *w)
             break;
         }
     pthread_mutex_unlock(&w->directory->watch_lock);
-    if (w->bell != NULL) {
-        pthread_mutex_lock(&w->bell->lock);
-        w->bell->closing = true;
-        pthread_cond_signal(&w->bell->rung);
-        pthread_mutex_unlock(&w->bell->lock);
+    if (w->notification != NULL) {
+        pthread_mutex_lock(&w->notification->lock);
+        w->notification->closing = true;
+        pthread_cond_signal(&w->notification->rung);
+        pthread_mutex_unlock(&w->notification->lock);
     }
     thread_join(&w->thread);
     watch_tree_fini(&w->tree);
-    bell_unref(w->bell);
+    notification_unref(w->notification);
     pthread_cond_destroy(&w->became_ready);
     pthread_mutex_destroy(&w->lock);
     mem_free(w);
@@ -531,11 +533,11 @@ bool watch_is_in_step(struct watch *w)
 
 void watch_stats(struct watch *w, struct watch_stats *out)
 {
-    pthread_mutex_lock(&w->bell->lock);
-    uint64_t bells = w->bell->count;
-    pthread_mutex_unlock(&w->bell->lock);
+    pthread_mutex_lock(&w->notification->lock);
+    uint64_t notifications = w->notification->count;
+    pthread_mutex_unlock(&w->notification->lock);
     pthread_mutex_lock(&w->lock);
-    *out = (struct watch_stats){w->tree.experts, w->tree.count, w->reads, bells};
+    *out = (struct watch_stats){w->tree.experts, w->tree.count, w->reads, notifications};
     pthread_mutex_unlock(&w->lock);
 }
 

@@ -62,7 +62,7 @@ bool watch_is_in_step(struct watch *watch);
 struct watch_stats {
     size_t experts, prefixes;
     uint64_t reads; /* keys asked of the DHT */
-    uint64_t bells;
+    uint64_t notifications;
 };
 void watch_stats(struct watch *watch, struct watch_stats *out);
 

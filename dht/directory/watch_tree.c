@@ -180,7 +180,7 @@ void watch_changes_free(struct watch_change *c)
 
 /* ---- reading */
 
-static bool is_bell(const struct record *r)
+static bool is_notification(const struct record *r)
 {
     return r->kind == RECORD_PREFIX && r->prefix.coord_count == 0 && r->prefix.part > 0;
 }
@@ -194,8 +194,8 @@ static bool has_value(const struct collection *c, uint64_t value_id)
 }
 
 /* A peer says that something of its own has changed, somewhere below. */
-static void heed_bell(struct watch_tree *t, const uint8_t peer_id[static PEER_ID_BYTES],
-                      uint64_t now_us)
+static void handle_notification(struct watch_tree *t, const uint8_t peer_id[static PEER_ID_BYTES],
+                                uint64_t now_us)
 {
     for (struct branch *b = t->root->children; b != NULL; b = watch_tree_next(t, b))
         if (b->view != NULL && prefix_view_find_peer(b->view, peer_id) != NULL) {
@@ -213,8 +213,9 @@ void watch_tree_take(struct watch_tree *t, struct branch *b, size_t list,
     if (merged == NULL)
         return; /* memory is short: it stays as it was, and is read again */
     for (size_t i = 0; b == t->root && records != NULL && i < records->count; i++)
-        if (is_bell(&records->items[i].record) && !has_value(old, records->items[i].value_id))
-            heed_bell(t, records->items[i].record.peer_id, now_us);
+        if (is_notification(&records->items[i].record) &&
+            !has_value(old, records->items[i].value_id))
+            handle_notification(t, records->items[i].record.peer_id, now_us);
     b->lists[list] = merged;
     collection_unref(old);
 }

@@ -51,16 +51,16 @@ struct peer {
     struct peer *next; /* of the bucket */
     uint8_t key[KEY_BYTES];
     void *held;
-    uint64_t met_us;     /* first reply since it was last gone; 0: none */
-    uint64_t replied_us; /* last reply */
-    uint64_t touched_us; /* last question or message */
-    uint64_t asked_us;   /* first question since the last reply; 0: none is open */
-    uint64_t ping_us;    /* when to ping it next; UINT64_MAX: not at all */
-    uint64_t tried_us;   /* last retry */
-    uint64_t let_us;     /* last ping sent while it was gone */
-    uint64_t counted_us; /* last question that counts: those at once are lost at once */
-    unsigned questions;  /* since asked_us */
-    unsigned pings;      /* the same: those of ours */
+    uint64_t first_seen_us; /* first reply since it was last gone; 0: none */
+    uint64_t replied_us;    /* last reply */
+    uint64_t touched_us;    /* last question or message */
+    uint64_t asked_us;      /* first question since the last reply; 0: none is open */
+    uint64_t ping_us;       /* when to ping it next; UINT64_MAX: not at all */
+    uint64_t tried_us;      /* last retry */
+    uint64_t let_us;        /* last ping sent while it was gone */
+    uint64_t counted_us;    /* last question that counts: those at once are lost at once */
+    unsigned questions;     /* since asked_us */
+    unsigned pings;         /* the same: those of ours */
     unsigned retries;
     bool gone;
 };
@@ -190,7 +190,7 @@ static void wake_at(struct liveness *p, uint64_t at_us)
 
 static uint64_t again_us(const struct peer *peer)
 {
-    return peer->met_us == 0 ? NEW_AGAIN : AGAIN;
+    return peer->first_seen_us == 0 ? NEW_AGAIN : AGAIN;
 }
 
 bool liveness_asks(struct liveness *p, const struct sockaddr *sa, bool is_ping, uint64_t now_us)
@@ -248,8 +248,8 @@ static void take_reply(struct liveness *p, struct peer *peer, uint64_t now_us)
         if (took > p->slow_us)
             p->slow_us = took < OUTAGE ? took : OUTAGE;
     }
-    if (peer->gone || peer->met_us == 0)
-        peer->met_us = now_us;
+    if (peer->gone || peer->first_seen_us == 0)
+        peer->first_seen_us = now_us;
     peer->gone = false;
     peer->asked_us = 0;
     peer->replied_us = now_us;
@@ -258,7 +258,7 @@ static void take_reply(struct liveness *p, struct peer *peer, uint64_t now_us)
         wake_at(p, now_us);
     p->awaits_reply = false;
 
-    uint64_t pause = now_us - peer->met_us;
+    uint64_t pause = now_us - peer->first_seen_us;
     if (pause < PROBE_SOONEST)
         pause = PROBE_SOONEST;
     else if (pause > PROBE_LATEST)
@@ -372,16 +372,16 @@ static bool spend(struct budget *budget, unsigned per_s, uint64_t now_us)
 
 static uint64_t patience_us(const struct liveness *p, const struct peer *peer, uint64_t now_us)
 {
-    uint64_t patience = peer->met_us == 0               ? NEW_PATIENCE
-                        : now_us - peer->met_us < YOUNG ? YOUNG_PATIENCE
-                                                        : OLD_PATIENCE;
+    uint64_t patience = peer->first_seen_us == 0               ? NEW_PATIENCE
+                        : now_us - peer->first_seen_us < YOUNG ? YOUNG_PATIENCE
+                                                               : OLD_PATIENCE;
 
     return patience > SLOWNESS * p->slow_us ? patience : SLOWNESS * p->slow_us;
 }
 
 static bool is_lost(const struct liveness *p, const struct peer *peer, uint64_t now_us)
 {
-    return peer->questions >= (peer->met_us == 0 ? NEW_QUESTIONS : QUESTIONS) &&
+    return peer->questions >= (peer->first_seen_us == 0 ? NEW_QUESTIONS : QUESTIONS) &&
            now_us - peer->asked_us >= patience_us(p, peer, now_us) && p->reply_us > peer->asked_us;
 }
 
@@ -396,7 +396,7 @@ static void look_at_gone(struct liveness *p, struct peer *peer, struct look *l)
     }
     peer->tried_us = l->now_us;
     uint64_t pause_us = (uint64_t)S << ++peer->retries;
-    uint64_t stay_us = peer->replied_us - peer->met_us;
+    uint64_t stay_us = peer->replied_us - peer->first_seen_us;
     bool again = peer->retries < RETRIES &&
                  pause_us <= (stay_us > RETRY_AT_LEAST ? stay_us : RETRY_AT_LEAST);
     peer->ping_us = again ? l->now_us + pause_us : UINT64_MAX;
@@ -449,8 +449,9 @@ static void ask_witness(struct liveness *p, struct look *l)
 
     for (size_t i = 0; i < BUCKETS; i++)
         for (struct peer *peer = p->buckets[i]; peer != NULL; peer = peer->next)
-            if (!peer->gone && peer->asked_us == 0 && peer->met_us != 0 && peer->held != NULL &&
-                (oldest == NULL || peer->met_us < oldest->met_us))
+            if (!peer->gone && peer->asked_us == 0 && peer->first_seen_us != 0 &&
+                peer->held != NULL &&
+                (oldest == NULL || peer->first_seen_us < oldest->first_seen_us))
                 oldest = peer;
     if (oldest != NULL && add_action(l, oldest, LIVENESS_PING))
         oldest->ping_us = l->now_us + PROBE_LATEST;

@@ -208,7 +208,8 @@ static bool on_show(void *arg, const uint8_t key[OPENDHT_EXT_KEY_BYTES], uint64_
 {
     struct runner *runner = arg;
 
-    return shown_add(runner->shown, key, value_id, len, clock_mono_us() / 1000000, lifetime_s);
+    return served_values_add(runner->served, key, value_id, len, clock_mono_us() / 1000000,
+                             lifetime_s);
 }
 
 static void on_sent(void *arg, size_t bytes)
@@ -335,11 +336,11 @@ skep_status runner_new(const struct runner_config *config, struct runner **out,
     if (runner == NULL)
         return error_no_memory(err, "DHT runner", sizeof(*runner));
     runner->swarm = config->swarm;
-    runner->shown = shown_new();
+    runner->served = served_values_new();
     pthread_mutex_init(&runner->lock, NULL);
     cond_init(&runner->ended);
-    rc = runner->shown != NULL ? start_somewhere(runner, config, err)
-                               : error_no_memory(err, "DHT runner", sizeof(*runner));
+    rc = runner->served != NULL ? start_somewhere(runner, config, err)
+                                : error_no_memory(err, "DHT runner", sizeof(*runner));
     if (rc != SKEP_OK) {
         runner_free(runner, 0);
         return rc;
@@ -375,7 +376,7 @@ void runner_free(struct runner *runner, uint64_t deadline_us)
         operation_end(op, false);
     }
     runner_free_listens(runner);
-    shown_free(runner->shown);
+    served_values_free(runner->served);
     pthread_cond_destroy(&runner->ended);
     pthread_mutex_destroy(&runner->lock);
     mem_free(runner);

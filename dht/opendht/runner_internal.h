@@ -11,7 +11,7 @@
 struct runner {
     dht_runner *dht;
     const struct record_swarm *swarm; /* borrowed */
-    struct shown *shown;              /* owned; of OpenDHT's thread */
+    struct served_values *served;     /* owned; of OpenDHT's thread */
     uint16_t port;
     atomic_ullong refused, misdated, sent_packets, sent_bytes; /* counters only: relaxed */
     pthread_mutex_t lock;                                      /* guards the fields below */

@@ -72,9 +72,9 @@ struct handler {
     uint64_t closing_deadline_us;
     bool refresh;
     bool first_round_ended;
-    bool declaring;   /* a declare is under way */
-    bool looking_up;  /* for records of our own */
-    uint64_t own_seq; /* the highest found */
+    bool declaring;        /* a declare is under way */
+    bool looking_up;       /* for records of our own */
+    uint64_t own_sequence; /* the highest found */
     struct handler_stats stats;
 };
 
@@ -97,7 +97,7 @@ static void on_own(void *arg, uint64_t highest_seq)
     struct handler *h = arg;
 
     pthread_mutex_lock(&h->lock);
-    h->own_seq = highest_seq;
+    h->own_sequence = highest_seq;
     h->looking_up = false;
     pthread_cond_broadcast(&h->changed);
     pthread_mutex_unlock(&h->lock);
@@ -248,7 +248,8 @@ static size_t publish(struct handler *h, enum publication_scope scope)
         if (has_peers)
             log_failed(h, failed, declarations, count);
     }
-    note_round(h, count > 0 ? count - publication_bells(h->publication) : 0, failed, has_peers);
+    note_round(h, count > 0 ? count - publication_notifications(h->publication) : 0, failed,
+               has_peers);
     return failed;
 }
 
@@ -389,7 +390,7 @@ static enum turn wait_turn(struct handler *h, uint64_t round_us, uint64_t retry_
         }
         if (h->refresh || round_us <= now || (has_peers && !had_peers))
             break;
-        if (!h->looking_up && h->own_seq > h->issued_seq) {
+        if (!h->looking_up && h->own_sequence > h->issued_seq) {
             log_info("handler: records of an earlier run are dated after our clock; going on from "
                      "there");
             break;
@@ -404,7 +405,7 @@ static enum turn wait_turn(struct handler *h, uint64_t round_us, uint64_t retry_
         cond_wait_until(&h->changed, &h->lock, !has_peers && look_us < until ? look_us : until);
     }
     h->refresh = false;
-    h->own_seq = 0;
+    h->own_sequence = 0;
     pthread_mutex_unlock(&h->lock);
     return turn;
 }

@@ -17,7 +17,7 @@ enum { PART_COORDS = 6000, NODE_ITEMS = 2, MAX_BELOW = RECORD_MAX_BELOW / 2 };
 #define NOT_AN_ITEM SIZE_MAX
 _Static_assert(PART_COORDS * 9 + 4096 <= RECORD_MAX_PREFIX_BYTES, "a part fits its record");
 
-struct hosted {
+struct local_expert {
     struct uid uid;
     char cls[32];
     uint8_t schema_digest[16];
@@ -48,7 +48,7 @@ struct item {
 
 struct publication {
     const struct record_swarm *swarm; /* borrowed */
-    struct hosted *experts;           /* sorted by UID */
+    struct local_expert *experts;     /* sorted by UID */
     size_t expert_count;
     struct member *members; /* sorted by prefix, depth, then coordinate */
     size_t member_count;
@@ -65,16 +65,17 @@ struct publication {
 
 /* ---- building the items ---- */
 
-static int compare_hosted(const void *a, const void *b)
+static int compare_local_experts(const void *a, const void *b)
 {
-    return strcmp(((const struct hosted *)a)->uid.text, ((const struct hosted *)b)->uid.text);
+    return strcmp(((const struct local_expert *)a)->uid.text,
+                  ((const struct local_expert *)b)->uid.text);
 }
 
 static skep_status copy_experts(struct publication *p, const struct handler_expert *experts,
                                 struct skep_error *err)
 {
     for (size_t i = 0; i < p->expert_count; i++) {
-        struct hosted *h = &p->experts[i];
+        struct local_expert *h = &p->experts[i];
         skep_status rc = uid_parse(&h->uid, experts[i].uid, err);
         if (rc != SKEP_OK)
             return rc;
@@ -86,9 +87,9 @@ static skep_status copy_experts(struct publication *p, const struct handler_expe
         memcpy(h->schema_digest, experts[i].schema_digest, sizeof(h->schema_digest));
         h->publishable = true;
     }
-    qsort(p->experts, p->expert_count, sizeof(*p->experts), compare_hosted);
+    qsort(p->experts, p->expert_count, sizeof(*p->experts), compare_local_experts);
     for (size_t i = 1; i < p->expert_count; i++)
-        if (compare_hosted(&p->experts[i - 1], &p->experts[i]) == 0)
+        if (compare_local_experts(&p->experts[i - 1], &p->experts[i]) == 0)
             return error_set(err, SKEP_INVALID_ARGUMENT, "expert %s: given twice",
                              p->experts[i].uid.text);
     return SKEP_OK;
@@ -319,7 +320,7 @@ skep_status publication_extend(const struct publication *before, const struct id
     if (experts == NULL)
         return error_no_memory(err, "experts", (before->expert_count + count) * sizeof(*experts));
     for (size_t i = 0; i < before->expert_count; i++) {
-        const struct hosted *h = &before->experts[i];
+        const struct local_expert *h = &before->experts[i];
         struct handler_expert *e = &experts[all++];
         *e = (struct handler_expert){.uid = h->uid.text, .cls = h->cls};
         memcpy(e->schema_digest, h->schema_digest, sizeof(e->schema_digest));
@@ -362,7 +363,7 @@ void publication_free(struct publication *p)
 
 /* ---- rounds ---- */
 
-static void fill_expert(const struct hosted *h, const struct publication_state *s,
+static void fill_expert(const struct local_expert *h, const struct publication_state *s,
                         struct record_expert *out)
 {
     memset(out, 0, sizeof(*out));
@@ -382,7 +383,7 @@ size_t publication_update(struct publication *p, const struct publication_source
     size_t n = 0;
 
     for (size_t i = 0; i < p->expert_count; i++) {
-        struct hosted *h = &p->experts[i];
+        struct local_expert *h = &p->experts[i];
         h->load = (struct record_load){0};
         h->claim = (struct record_claim){0};
         h->publishable = source->load == NULL || source->load(source->arg, h->uid.text, &h->load);
@@ -541,7 +542,7 @@ static uint64_t content_of(const struct publication *p, const struct item *item,
  * new value ids only, not of our edits. So an empty record goes out of a part number that was not
  * there before; readers take it as what it says, that this part lists nothing.
  */
-static void ring(struct publication *p, size_t i, bool alive, const struct publication_state *s)
+static void notify(struct publication *p, size_t i, bool alive, const struct publication_state *s)
 {
     struct item *item = &p->items[i];
     struct record *record = &p->records[p->round_count];
@@ -607,10 +608,10 @@ static void say_all(struct publication *p, bool experts, const struct publicatio
             say(p, i, s);
 }
 
-static void ring_all(struct publication *p, const struct publication_state *s)
+static void notify_all(struct publication *p, const struct publication_state *s)
 {
     for (size_t k = 0, said = p->round_count; k < said; k++)
-        ring(p, p->item_of[k], !p->items[p->item_of[k]].gone, s);
+        notify(p, p->item_of[k], !p->items[p->item_of[k]].gone, s);
 }
 
 /* Experts come before the prefixes that list them and the bells, so that whoever is told of them
@@ -626,20 +627,20 @@ size_t publication_round(struct publication *p, const struct publication_state *
     if (!withdraws)
         say_all(p, true, s);
     say_all(p, false, s);
-    ring_all(p, s);
+    notify_all(p, s);
     if (withdraws)
         say_all(p, true, s);
     *declarations = p->declarations;
     return p->round_count;
 }
 
-size_t publication_bells(const struct publication *p)
+size_t publication_notifications(const struct publication *p)
 {
-    size_t bells = 0;
+    size_t notifications = 0;
 
     for (size_t i = 0; i < p->round_count; i++)
-        bells += p->item_of[i] == NOT_AN_ITEM;
-    return bells;
+        notifications += p->item_of[i] == NOT_AN_ITEM;
+    return notifications;
 }
 
 size_t publication_note(struct publication *p, uint64_t *highest_seq)

@@ -12,69 +12,70 @@ enum {
     SWEEP = 2, /* buckets looked through for ended keys at each value */
 };
 
-struct shown_value {
+struct served_values_value {
     uint64_t id;
     uint64_t ends_s;
     size_t len;
 };
 
-struct shown_key {
-    struct shown_key *next; /* in its bucket */
+struct served_values_key {
+    struct served_values_key *next; /* in its bucket */
     uint8_t key[RECORD_KEY_BYTES];
     size_t count, cap;
-    struct shown_value *values; /* owned */
+    struct served_values_value *values; /* owned */
 };
 
-struct shown {
-    struct shown_key *buckets[BUCKETS]; /* owned */
+struct served_values {
+    struct served_values_key *buckets[BUCKETS]; /* owned */
     size_t value_count;
     size_t swept; /* the next bucket to look through */
 };
 
-struct shown *shown_new(void)
+struct served_values *served_values_new(void)
 {
-    return mem_calloc(1, sizeof(struct shown));
+    return mem_calloc(1, sizeof(struct served_values));
 }
 
-static void free_key(struct shown_key **link)
+static void free_key(struct served_values_key **link)
 {
-    struct shown_key *k = *link;
+    struct served_values_key *k = *link;
 
     *link = k->next;
     mem_free(k->values);
     mem_free(k);
 }
 
-void shown_free(struct shown *shown)
+void served_values_free(struct served_values *served)
 {
-    if (shown == NULL)
+    if (served == NULL)
         return;
     for (size_t i = 0; i < BUCKETS; i++)
-        while (shown->buckets[i] != NULL)
-            free_key(&shown->buckets[i]);
-    mem_free(shown);
+        while (served->buckets[i] != NULL)
+            free_key(&served->buckets[i]);
+    mem_free(served);
 }
 
 /* Takes values out: those that have ended, and the one with this id. */
-static void drop(struct shown *shown, struct shown_key *k, uint64_t now_s, uint64_t id)
+static void drop(struct served_values *served, struct served_values_key *k, uint64_t now_s,
+                 uint64_t id)
 {
     size_t kept = 0;
 
     for (size_t i = 0; i < k->count; i++)
         if (k->values[i].ends_s > now_s && k->values[i].id != id)
             k->values[kept++] = k->values[i];
-    shown->value_count -= k->count - kept;
+    served->value_count -= k->count - kept;
     k->count = kept;
 }
 
 /* Keys that nobody publishes to any more are met here and nowhere else. */
-static void sweep(struct shown *shown, uint64_t now_s)
+static void sweep(struct served_values *served, uint64_t now_s)
 {
     for (int i = 0; i < SWEEP; i++) {
-        struct shown_key **link = &shown->buckets[shown->swept];
-        shown->swept = (shown->swept + 1) % BUCKETS;
+        struct served_values_key **link = &served->buckets[served->swept];
+        served->swept = (served->swept + 1) % BUCKETS;
         while (*link != NULL) {
-            drop(shown, *link, now_s, NO_ID);
+            drop(served, *link, now_s, NO_ID);
             if ((*link)->count == 0)
                 free_key(link);
             else
@@ -84,9 +85,11 @@ static void sweep(struct shown *shown, uint64_t now_s)
 }
 
 /* The entry of a key, made if there is none; NULL if that cannot be. */
-static struct shown_key *key_of(struct shown *shown, const uint8_t *key)
+static struct served_values_key *key_of(struct served_values *served, const uint8_t *key)
 {
-    struct shown_key **bucket = &shown->buckets[keyed_hash(key, RECORD_KEY_BYTES) % BUCKETS], *k;
+    struct served_values_key **bucket =
+                                 &served->buckets[keyed_hash(key, RECORD_KEY_BYTES) % BUCKETS],
+                             *k;
 
     for (k = *bucket; k != NULL; k = k->next)
         if (memcmp(k->key, key, RECORD_KEY_BYTES) == 0)
@@ -100,10 +103,10 @@ static struct shown_key *key_of(struct shown *shown, const uint8_t *key)
     return k;
 }
 
-static bool reserve(struct shown_key *k)
+static bool reserve(struct served_values_key *k)
 {
     size_t cap = k->cap > 0 ? 2 * k->cap : 1;
-    struct shown_value *values;
+    struct served_values_value *values;
 
     if (k->count < k->cap)
         return true;
@@ -115,26 +118,27 @@ static bool reserve(struct shown_key *k)
     return true;
 }
 
-bool shown_add(struct shown *shown, const uint8_t key[static RECORD_KEY_BYTES], uint64_t value_id,
-               size_t len, uint64_t now_s, uint32_t lifetime_s)
+bool served_values_add(struct served_values *served, const uint8_t key[static RECORD_KEY_BYTES],
+                       uint64_t value_id, size_t len, uint64_t now_s, uint32_t lifetime_s)
 {
     size_t bytes = len;
 
-    sweep(shown, now_s);
-    struct shown_key *k = key_of(shown, key);
+    sweep(served, now_s);
+    struct served_values_key *k = key_of(served, key);
     if (k == NULL)
         return false;
-    drop(shown, k, now_s, value_id);
+    drop(served, k, now_s, value_id);
     for (size_t i = 0; i < k->count; i++)
         bytes += k->values[i].len;
-    if (bytes > SHOWN_MAX_BYTES || shown->value_count >= SHOWN_MAX_VALUES || !reserve(k))
+    if (bytes > SERVED_VALUES_MAX_BYTES || served->value_count >= SERVED_VALUES_MAX_VALUES ||
+        !reserve(k))
         return false;
-    k->values[k->count++] = (struct shown_value){value_id, now_s + lifetime_s, len};
-    shown->value_count++;
+    k->values[k->count++] = (struct served_values_value){value_id, now_s + lifetime_s, len};
+    served->value_count++;
     return true;
 }
 
-size_t shown_count(const struct shown *shown)
+size_t served_values_count(const struct served_values *served)
 {
-    return shown->value_count;
+    return served->value_count;
 }

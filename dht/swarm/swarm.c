@@ -72,24 +72,24 @@ static skep_status read_peers(struct peers *peers, const struct swarm_config *co
 }
 
 /* Where those are whose address is known. */
-static enum resolver_place place_of(const struct peers *peers)
+static enum resolver_scope place_of(const struct peers *peers)
 {
-    enum resolver_place place = RESOLVER_NOWHERE;
+    enum resolver_scope place = RESOLVER_NOWHERE;
 
     for (size_t i = 0; i < peers->configured_count && place != RESOLVER_ELSEWHERE; i++) {
-        enum resolver_place one = resolver_place_of(&peers->configured[i].endpoint);
+        enum resolver_scope one = resolver_scope_of(&peers->configured[i].endpoint);
         place = one != RESOLVER_NOWHERE ? one : place;
     }
     for (size_t i = 0; i < peers->saved_count && place != RESOLVER_ELSEWHERE; i++) {
         struct endpoint e;
         endpoint_from_address(&e, (const struct sockaddr *)&peers->saved[i].sa);
-        place = resolver_place_of(&e);
+        place = resolver_scope_of(&e);
     }
     return place;
 }
 
 /* swarm.h has the rule. On the thread of swarm_join() first, then on the bootstrap's. */
-static void on_placed(void *arg, enum resolver_place place)
+static void on_placed(void *arg, enum resolver_scope place)
 {
     struct swarm *swarm = arg;
     bool any_host = endpoint_is_unspecified(&swarm->listen);

@@ -22,7 +22,7 @@
 enum { MAX_ARGUMENTS = 48, START_TIMEOUT_MS = 60000, STOP_TIMEOUT_MS = 8000 };
 
 /* The child's side of fork(): never returns. */
-static void become_node(int facts_fd, const char *const *arguments, char **environment)
+static void become_node(int input_fd, const char *const *arguments, char **environment)
 {
     const char *argv[MAX_ARGUMENTS + 3] = {"skep"};
     int n = 1;
@@ -31,7 +31,7 @@ static void become_node(int facts_fd, const char *const *arguments, char **envir
         argv[n++] = arguments[i];
     argv[n++] = "--json";
     prctl(PR_SET_PDEATHSIG, SIGTERM);
-    dup2(facts_fd, STDOUT_FILENO);
+    dup2(input_fd, STDOUT_FILENO);
     execve("/proc/self/exe", (char *const *)argv, environment);
     _exit(127);
 }
@@ -94,7 +94,7 @@ skep_status bench_node_start(struct bench_node *out, const char *const *argument
         if (out->facts == NULL)
             rc = error_set(err, SKEP_INTERNAL, "the node's first line is not JSON");
     }
-    out->facts_fd = pipe_fds[0];
+    out->input_fd = pipe_fds[0];
     bytes_free(&line);
     if (rc != SKEP_OK)
         bench_node_stop(out);
@@ -116,8 +116,8 @@ void bench_node_stop(struct bench_node *node)
             poll(NULL, 0, 5); /* a child's end can be waited for with a deadline only by asking */
         }
     }
-    if (node->facts_fd > 0)
-        close(node->facts_fd);
+    if (node->input_fd > 0)
+        close(node->input_fd);
     json_decref(node->facts);
     *node = (struct bench_node){0};
 }
@@ -128,7 +128,7 @@ skep_status bench_node_finish(struct bench_node *node, json_t **stats, struct sk
 
     *stats = NULL;
     kill(node->pid, SIGTERM);
-    skep_status rc = read_line(node->facts_fd, &line, err);
+    skep_status rc = read_line(node->input_fd, &line, err);
     if (rc == SKEP_OK) {
         *stats = json_loadb((const char *)line.data, line.len, JSON_DISABLE_EOF_CHECK, NULL);
         if (*stats == NULL)

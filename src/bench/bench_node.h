@@ -9,7 +9,7 @@
 
 struct bench_node {
     pid_t pid;         /* 0: not running */
-    int facts_fd;      /* its output, kept open so that it may go on printing; 0: none. Owned */
+    int input_fd;      /* its output, kept open so that it may go on printing; 0: none. Owned */
     json_t *facts;     /* owned; what it printed once ready */
     uint64_t start_ns; /* from before the process existed until its facts were here */
 };

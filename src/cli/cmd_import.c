@@ -262,9 +262,9 @@ static skep_status check_one(struct importing *im, struct moe *moe, size_t i, co
 }
 
 /* Does it with expert i unless a pattern leaves it out. */
-static skep_status visit_wished(struct importing *im, struct moe *moe, size_t i, const char *name,
-                                const struct uid_pattern *pattern, model_fn visit,
-                                struct skep_error *err)
+static skep_status visit_reserved(struct importing *im, struct moe *moe, size_t i, const char *name,
+                                  const struct uid_pattern *pattern, model_fn visit,
+                                  struct skep_error *err)
 {
     char text[CHECKPOINT_UID_BYTES];
     struct uid uid;
@@ -299,14 +299,14 @@ static skep_status import_model(const struct options *o, struct importing *im,
                  options_string(o, "moe"), moe_left_out(moe));
     /* All are checked before any is written, so that a folder never holds a part of a model. */
     for (size_t i = 0; i < moe_count(moe) && rc == SKEP_OK; i++)
-        rc = visit_wished(im, moe, i, name, wish != NULL ? &pattern : NULL, check_one, err);
+        rc = visit_reserved(im, moe, i, name, wish != NULL ? &pattern : NULL, check_one, err);
     if (rc != SKEP_OK) {
         moe_close(moe);
         return rc;
     }
     progress_start(&progress, "experts", moe_count(moe), options_flag(o, "json"), stderr);
     for (size_t i = 0; i < moe_count(moe) && rc == SKEP_OK; i++) {
-        rc = visit_wished(im, moe, i, name, wish != NULL ? &pattern : NULL, import_one, err);
+        rc = visit_reserved(im, moe, i, name, wish != NULL ? &pattern : NULL, import_one, err);
         progress_set(&progress, i + 1, NULL);
     }
     progress_end(&progress, NULL);

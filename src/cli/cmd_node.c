@@ -680,7 +680,7 @@ static bool wait_node(void *arg, uint32_t timeout_ms)
 
 static void touch_node(void *arg)
 {
-    node_touch(((struct serving *)arg)->node);
+    node_check_alive(((struct serving *)arg)->node);
 }
 
 static void report_node(void *arg)

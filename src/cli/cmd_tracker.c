@@ -239,7 +239,7 @@ static bool wait_node(void *arg, uint32_t timeout_ms)
 
 static void touch_node(void *arg)
 {
-    node_touch(arg);
+    node_check_alive(arg);
 }
 
 static void report_node(void *arg)

@@ -13,38 +13,38 @@
 #include "crypto/identity.h"
 
 enum {
-    AVOID_SETS = 128, /* a power of two */
-    AVOID_WAYS = 8,
-    AVOID_FIRST_MS = 1000,
-    AVOID_LONGEST_MS = 60000,
+    BACKOFF_SETS = 128, /* a power of two */
+    BACKOFF_WAYS = 8,
+    BACKOFF_FIRST_MS = 1000,
+    BACKOFF_LONGEST_MS = 60000,
 };
 
-struct avoid {
+struct backoff_list {
     uint64_t (*now_us)(void); /* tests: another clock; NULL: clock_mono_us() */
     uint64_t failures;        /* so far, of all */
-    struct avoid_entry {
+    struct backoff_entry {
         uint64_t key; /* of a node, or of an expert at a node; 0: unused */
         uint64_t until_us;
         uint64_t last; /* the failure that was counted last: its number */
         uint32_t in_a_row;
-    } entries[AVOID_SETS][AVOID_WAYS];
+    } entries[BACKOFF_SETS][BACKOFF_WAYS];
 };
 
 /* The node itself failed, whatever it was asked for. */
-void avoid_node_failed(struct avoid *avoid, const uint8_t peer_id[static PEER_ID_BYTES]);
+void backoff_node_failed(struct backoff_list *backoff, const uint8_t peer_id[static PEER_ID_BYTES]);
 /* The node answered, but not as this expert should. */
-void avoid_expert_failed(struct avoid *avoid, const uint8_t peer_id[static PEER_ID_BYTES],
-                         const char *uid);
+void backoff_expert_failed(struct backoff_list *backoff,
+                           const uint8_t peer_id[static PEER_ID_BYTES], const char *uid);
 /* The node had no room for a call to it: that is a failure if it is so twice without a success
  * between. */
-void avoid_expert_was_full(struct avoid *avoid, const uint8_t peer_id[static PEER_ID_BYTES],
-                           const char *uid);
+void backoff_expert_was_full(struct backoff_list *backoff,
+                             const uint8_t peer_id[static PEER_ID_BYTES], const char *uid);
 /* @param began  avoid->failures when the call began: of what failed since then the node's failures
  *               are forgotten (it is there), the expert's are not (of several calls one failed). */
-void avoid_succeeded(struct avoid *avoid, const uint8_t peer_id[static PEER_ID_BYTES],
-                     const char *uid, uint64_t began);
+void backoff_succeeded(struct backoff_list *backoff, const uint8_t peer_id[static PEER_ID_BYTES],
+                       const char *uid, uint64_t began);
 /* Whether the node is avoided, or this expert there. */
-bool avoid_is_avoided(const struct avoid *avoid, const uint8_t peer_id[static PEER_ID_BYTES],
-                      const char *uid);
+bool backoff_is_active(const struct backoff_list *backoff,
+                       const uint8_t peer_id[static PEER_ID_BYTES], const char *uid);
 
 #endif

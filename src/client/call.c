@@ -157,7 +157,7 @@ static skep_status count_call(struct skep_call *call, struct skep_error *err)
                        call->expert->uid, client->in_flight, client->max_in_flight);
     } else {
         client->in_flight++;
-        call->failures_before = client->avoid.failures;
+        call->failures_before = client->backoff.failures;
         client->stats.calls++;
     }
     pthread_mutex_unlock(&client->lock);
@@ -165,8 +165,8 @@ static skep_status count_call(struct skep_call *call, struct skep_error *err)
 }
 
 /* Who is asked first, and when another one as well. */
-static skep_status take_wishes(struct skep_call *call, const struct call_request *request,
-                               struct skep_error *err)
+static skep_status take_reservations(struct skep_call *call, const struct call_request *request,
+                                     struct skep_error *err)
 {
     const char *peer_id = request->peer_id != NULL ? request->peer_id : "";
     uint32_t hedge_after_ms =
@@ -204,7 +204,7 @@ static skep_status call_new(struct skep_remote_expert *expert, const struct call
     call->done = done;
     call->searching = request->searching;
     call->arg = arg;
-    skep_status rc = take_wishes(call, request, err);
+    skep_status rc = take_reservations(call, request, err);
     if (rc == SKEP_OK)
         rc = fill_headers(call, request, err);
     if (rc == SKEP_OK)
@@ -321,8 +321,8 @@ void skep_call_cancel(struct skep_call *call)
  * node. With the lock and the client's held. */
 static void note_gave_up(struct skep_call *call, const uint8_t *peer_id)
 {
-    avoid_node_failed(&call->client->avoid, peer_id);
-    avoid_expert_failed(&call->client->avoid, peer_id, call->expert->uid);
+    backoff_node_failed(&call->client->backoff, peer_id);
+    backoff_expert_failed(&call->client->backoff, peer_id, call->expert->uid);
 }
 
 void call_give_up(struct skep_call *call)

@@ -32,7 +32,7 @@ bool call_add_candidates(struct skep_call *call, const struct provider *items, s
         list[call->candidates.count] = items[i];
         states[call->candidates.count] = CANDIDATE_NEW;
         call->candidates.count++;
-        call->barren = 0;
+        call->fruitless_lookups = 0;
     }
     return true;
 }
@@ -43,7 +43,7 @@ bool call_has_directory(const struct skep_call *call)
 }
 
 /* More claim to serve it than an answer of the directory has room for. */
-bool call_is_crowd(const struct skep_call *call)
+bool call_has_overflow(const struct skep_call *call)
 {
     return call->candidates.count >= DIRECTORY_MAX_PROVIDERS && call_has_directory(call);
 }
@@ -79,7 +79,7 @@ static bool may_ask(const struct skep_call *call, enum candidate_state state, si
 }
 
 /* In a crowd, the untried one that is most likely to answer, as far as this client remembers. */
-static bool pick_from_crowd(const struct skep_call *call, size_t *out)
+static bool pick_from_overflow(const struct skep_call *call, size_t *out)
 {
     struct directory *directory = swarm_directory(call->client->swarm);
     uint64_t lowest = UINT64_MAX;
@@ -87,7 +87,7 @@ static bool pick_from_crowd(const struct skep_call *call, size_t *out)
     for (size_t i = 0; i < call->candidates.count; i++) {
         if (!may_ask(call, CANDIDATE_NEW, i))
             continue;
-        uint64_t place = directory_peer_place(directory, call->candidates.items[i].peer_id);
+        uint64_t place = directory_peer_rank(directory, call->candidates.items[i].peer_id);
         if (place > lowest)
             continue;
         lowest = place;
@@ -98,7 +98,7 @@ static bool pick_from_crowd(const struct skep_call *call, size_t *out)
 
 /* Two of those that may be asked, at random; the second is the first if there is only one. With the
  * client's lock held. Returns how many there are. */
-static size_t draw_two(struct skep_call *call, enum candidate_state state, bool avoided_too,
+static size_t draw_two(struct skep_call *call, enum candidate_state state, bool backed_off_too,
                        size_t two[static 2])
 {
     struct skep_client *client = call->client;
@@ -107,7 +107,7 @@ static size_t draw_two(struct skep_call *call, enum candidate_state state, bool 
     for (size_t i = 0; i < call->candidates.count; i++) {
         const uint8_t *peer_id = call->candidates.items[i].peer_id;
         if (!may_ask(call, state, i) ||
-            (!avoided_too && avoid_is_avoided(&client->avoid, peer_id, call->expert->uid)))
+            (!backed_off_too && backoff_is_active(&client->backoff, peer_id, call->expert->uid)))
             continue;
         if (call->has_preferred && memcmp(peer_id, call->preferred, PEER_ID_BYTES) == 0) {
             two[0] = two[1] = i;
@@ -125,24 +125,24 @@ static size_t draw_two(struct skep_call *call, enum candidate_state state, bool 
     return seen;
 }
 
-uint64_t call_pace_key(const struct skep_call *call, const uint8_t *peer_id)
+uint64_t call_latency_key(const struct skep_call *call, const uint8_t *peer_id)
 {
-    return pace_key(peer_id, call->headers->method, call->expert->uid);
+    return latency_key(peer_id, call->headers->method, call->expert->uid);
 }
 
 /* The better of two, by published load and by what was measured. With the client's lock held. */
 static size_t better_of(struct skep_call *call, const size_t two[static 2],
                         const uint64_t round_trips_us[static 2])
 {
-    struct pace_cost costs[2];
+    struct latency_cost costs[2];
 
     for (size_t n = 0; n < 2; n++) {
         const struct provider *p = &call->candidates.items[two[n]];
-        costs[n] =
-            pace_cost(&call->client->pace, call_pace_key(call, p->peer_id), p->load.queued_tasks);
+        costs[n] = latency_cost(&call->client->latencies, call_latency_key(call, p->peer_id),
+                                p->load.queued_tasks);
         costs[n].round_trip_us = (double)round_trips_us[n];
     }
-    int order = pace_compare(&costs[0], &costs[1]);
+    int order = latency_compare(&costs[0], &costs[1]);
     if (order == 0)
         order = random_uniform(&call->client->random) < 0.5 ? -1 : 1;
     return two[order < 0 ? 0 : 1];
@@ -154,19 +154,19 @@ static size_t better_of(struct skep_call *call, const size_t two[static 2],
  * one). Those that failed lately come last. With the lock held; the pool or the directory is asked
  * meanwhile.
  */
-bool call_pick(struct skep_call *call, enum pick_from from, size_t *out, bool *avoided)
+bool call_pick(struct skep_call *call, enum pick_from from, size_t *out, bool *backed_off)
 {
     struct skep_client *client = call->client;
     enum candidate_state state = from == PICK_AGAIN ? CANDIDATE_GIVEN_UP : CANDIDATE_NEW;
     uint64_t round_trips_us[2];
     size_t two[2] = {0, 0};
 
-    *avoided = false;
-    if (call_is_crowd(call) && from != PICK_AGAIN)
-        return pick_from_crowd(call, out);
+    *backed_off = false;
+    if (call_has_overflow(call) && from != PICK_AGAIN)
+        return pick_from_overflow(call, out);
     pthread_mutex_lock(&client->lock);
     size_t count = draw_two(call, state, false, two);
-    *avoided = count == 0;
+    *backed_off = count == 0;
     if (count == 0 && from != PICK_GOOD)
         count = draw_two(call, state, true, two);
     pthread_mutex_unlock(&client->lock);

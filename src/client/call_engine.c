@@ -161,11 +161,11 @@ enum outcome {
     OUTCOME_NEITHER,
 };
 
-struct verdict {
+struct diagnosis {
     enum outcome outcome;
     bool sent;
     bool taken; /* a good one: it is the call's */
-    bool of_crowd;
+    bool of_overflow;
     uint64_t at_least_us; /* unless good: what the node needs; 0: unknown */
     /* Of a good one, where the node chose it: how the tensors came; DEFAULT: they do not tell. */
     enum skep_compression compression;
@@ -179,7 +179,7 @@ static void note_began(struct skep_call *call, const uint8_t *peer_id, bool hedg
     client->stats.requests++;
     client->stats.hedges += hedge;
     if (!call->expert->any_peer)
-        pace_began(&client->pace, call_pace_key(call, peer_id));
+        latency_began(&client->latencies, call_latency_key(call, peer_id));
     pthread_mutex_unlock(&client->lock);
 }
 
@@ -189,7 +189,7 @@ static void note_never_began(struct skep_call *call, const uint8_t *peer_id)
 
     pthread_mutex_lock(&client->lock);
     if (!call->expert->any_peer)
-        pace_ended(&client->pace, call_pace_key(call, peer_id), 0);
+        latency_ended(&client->latencies, call_latency_key(call, peer_id), 0);
     pthread_mutex_unlock(&client->lock);
 }
 
@@ -208,7 +208,7 @@ static enum skep_compression recommended_by(const struct skep_call *call,
 
 /* Tells the directory, too, whom to name first. */
 static void tell_directory(struct skep_call *call, const struct provider *provider,
-                           struct verdict v)
+                           struct diagnosis v)
 {
     struct directory *directory = swarm_directory(call->client->swarm);
 
@@ -216,7 +216,7 @@ static void tell_directory(struct skep_call *call, const struct provider *provid
         directory_forget_peer(directory, provider->peer_id);
     else if (v.outcome != OUTCOME_GOOD)
         return;
-    else if (v.of_crowd)
+    else if (v.of_overflow)
         directory_keep(directory, call->expert->uid, provider);
     else
         directory_peer_answered(directory, provider->peer_id);
@@ -227,33 +227,33 @@ static void tell_directory(struct skep_call *call, const struct provider *provid
  * but a mixture sends the same rows to many, and is better served by those that take them: there
  * both count, of the expert at that node. With the client's lock held.
  */
-static void note_failure(struct skep_call *call, const uint8_t *peer_id, struct verdict v)
+static void note_failure(struct skep_call *call, const uint8_t *peer_id, struct diagnosis v)
 {
-    struct avoid *avoid = &call->client->avoid;
+    struct backoff_list *backoff = &call->client->backoff;
     const char *uid = call->expert->uid;
 
     if (v.outcome == OUTCOME_NO_NODE)
-        avoid_node_failed(avoid, peer_id);
+        backoff_node_failed(backoff, peer_id);
     if ((v.outcome == OUTCOME_NO_NODE && v.sent) || v.outcome == OUTCOME_GONE ||
         (v.outcome == OUTCOME_FAULTY && call->judged_by_caller))
-        avoid_expert_failed(avoid, peer_id, uid);
+        backoff_expert_failed(backoff, peer_id, uid);
     if (v.outcome == OUTCOME_FULL && call->judged_by_caller)
-        avoid_expert_was_full(avoid, peer_id, uid);
+        backoff_expert_was_full(backoff, peer_id, uid);
 }
 
 /* With the client's lock held. */
 static void note_good(struct skep_call *call, const uint8_t *peer_id, bool taken)
 {
-    struct avoid *avoid = &call->client->avoid;
+    struct backoff_list *backoff = &call->client->backoff;
     const char *uid = call->expert->uid;
 
-    avoid_succeeded(avoid, peer_id, uid, call->failures_before);
+    backoff_succeeded(backoff, peer_id, uid, call->failures_before);
     /* Who finds fault with what others do is not who to ask first. */
     for (size_t i = 0; taken && i < call->refusals; i++)
-        avoid_expert_failed(avoid, call->refused_by[i], uid);
+        backoff_expert_failed(backoff, call->refused_by[i], uid);
 }
 
-static void note_ended(struct skep_call *call, const struct provider *provider, struct verdict v,
+static void note_ended(struct skep_call *call, const struct provider *provider, struct diagnosis v,
                        uint64_t took_us)
 {
     struct skep_client *client = call->client;
@@ -261,18 +261,18 @@ static void note_ended(struct skep_call *call, const struct provider *provider, 
 
     if (call->expert->any_peer)
         return;
-    uint64_t key = call_pace_key(call, peer_id);
+    uint64_t key = call_latency_key(call, peer_id);
     pthread_mutex_lock(&client->lock);
     if (v.outcome == OUTCOME_GOOD) {
         if (!call->judged_by_caller)
             note_good(call, peer_id, v.taken);
-        pace_answered(&client->pace, key, took_us);
+        latency_answered(&client->latencies, key, took_us);
         if (v.compression != SKEP_COMPRESSION_DEFAULT)
             recommended_learn(&client->recommended, peer_id, call->expert->uid,
                               call->changes_weights, tensor_encoding_of(v.compression));
     } else {
         note_failure(call, peer_id, v);
-        pace_ended(&client->pace, key, v.at_least_us);
+        latency_ended(&client->latencies, key, v.at_least_us);
     }
     pthread_mutex_unlock(&client->lock);
     if (call_has_directory(call))
@@ -330,10 +330,10 @@ static void take_blame(struct skep_call *call, const uint8_t *peer_id)
 }
 
 /* A node has answered that it does not do it. With the lock held. */
-static struct verdict take_refusal(struct skep_call *call, const struct call_attempt *attempt,
-                                   const struct reply_headers *reply)
+static struct diagnosis take_refusal(struct skep_call *call, const struct call_attempt *attempt,
+                                     const struct reply_headers *reply)
 {
-    struct verdict v = {.outcome = OUTCOME_FAULTY, .sent = true};
+    struct diagnosis v = {.outcome = OUTCOME_FAULTY, .sent = true};
     const struct provider *provider = &call->candidates.items[attempt->candidate];
     char endpoint[ENDPOINT_TEXT_BYTES];
 
@@ -372,12 +372,12 @@ static void name_attempt(const struct skep_call *call, const struct call_attempt
 }
 
 /* An attempt that hung made room for another one: it may be asked again. With the lock held. */
-static struct verdict take_given_up(struct skep_call *call, const struct call_attempt *attempt,
-                                    bool sent, uint64_t took_us)
+static struct diagnosis take_given_up(struct skep_call *call, const struct call_attempt *attempt,
+                                      bool sent, uint64_t took_us)
 {
-    struct verdict v = {.outcome = attempt->unreachable ? OUTCOME_NO_NODE : OUTCOME_NEITHER,
-                        .sent = sent,
-                        .at_least_us = took_us};
+    struct diagnosis v = {.outcome = attempt->unreachable ? OUTCOME_NO_NODE : OUTCOME_NEITHER,
+                          .sent = sent,
+                          .at_least_us = took_us};
 
     call->states[attempt->candidate] = CANDIDATE_GIVEN_UP;
     error_set(&call->last_error, SKEP_UNAVAILABLE, "%s after %" PRIu64 " ms",
@@ -387,10 +387,10 @@ static struct verdict take_given_up(struct skep_call *call, const struct call_at
 }
 
 /* No answer came. With the lock held. */
-static struct verdict take_failure(struct skep_call *call, const struct call_attempt *attempt,
-                                   bool sent, const struct skep_error *err, uint64_t took_us)
+static struct diagnosis take_failure(struct skep_call *call, const struct call_attempt *attempt,
+                                     bool sent, const struct skep_error *err, uint64_t took_us)
 {
-    struct verdict v = {.outcome = OUTCOME_NO_NODE, .sent = sent};
+    struct diagnosis v = {.outcome = OUTCOME_NO_NODE, .sent = sent};
 
     if (err->status == SKEP_CANCELLED || err->status == SKEP_DEADLINE_EXCEEDED)
         v.at_least_us = took_us;
@@ -428,7 +428,7 @@ static void pool_done(void *arg, const struct reply_headers *reply, DLManagedTen
 {
     struct call_attempt *attempt = arg;
     struct skep_call *call = attempt->call;
-    struct verdict v = {.outcome = OUTCOME_GOOD};
+    struct diagnosis v = {.outcome = OUTCOME_GOOD};
     struct provider provider;
 
     pthread_mutex_lock(&call->lock);
@@ -445,7 +445,7 @@ static void pool_done(void *arg, const struct reply_headers *reply, DLManagedTen
     } else {
         v = take_failure(call, attempt, sent, err, took_us);
     }
-    v.of_crowd = call_is_crowd(call);
+    v.of_overflow = call_has_overflow(call);
     pthread_mutex_unlock(&call->lock);
     for (size_t i = 0; reply != NULL && !v.taken && i < reply->tensor_count; i++)
         skep_tensor_free(tensors[i]);
@@ -460,7 +460,7 @@ static void note_unreachable(struct skep_call *call, const struct call_attempt *
     if (call->expert->any_peer)
         return;
     pthread_mutex_lock(&call->client->lock);
-    avoid_node_failed(&call->client->avoid, call->candidates.items[attempt->candidate].peer_id);
+    backoff_node_failed(&call->client->backoff, call->candidates.items[attempt->candidate].peer_id);
     pthread_mutex_unlock(&call->client->lock);
 }
 
@@ -643,11 +643,12 @@ static bool may_look_up(struct skep_call *call, bool for_hedge)
 {
     if (!call_has_directory(call) || (call->refusals > 0 && call->lookups > 0) ||
         (for_hedge && call->hedge_looked_up) ||
-        (!for_hedge && (call->barren == LOOKUP_ROUNDS || call->lookups == LOOKUP_MOST_ROUNDS)))
+        (!for_hedge &&
+         (call->fruitless_lookups == LOOKUP_ROUNDS || call->lookups == LOOKUP_MOST_ROUNDS)))
         return false;
     call->hedge_looked_up = call->hedge_looked_up || for_hedge;
     call->lookups += !for_hedge;
-    call->barren += !for_hedge;
+    call->fruitless_lookups += !for_hedge;
     return true;
 }
 
@@ -697,13 +698,13 @@ static enum step give_one_up(struct skep_call *call, bool unreachable)
 /* With the lock held: nodes are being asked, and another one may be as well. */
 static enum step decide_beside(struct skep_call *call, size_t *candidate)
 {
-    bool all_late = all_are_late(call), avoided;
+    bool all_late = all_are_late(call), backed_off;
     size_t most = call->changes_weights ? 1 : CALL_ATTEMPTS;
 
     if (call->no_more || call->cancelled || clock_mono_us() >= call->deadline_us ||
         !(all_late || (call->looked_anew && !call->changes_weights)))
         return STEP_NONE;
-    if (call_pick(call, all_late ? PICK_NEW : PICK_GOOD, candidate, &avoided))
+    if (call_pick(call, all_late ? PICK_NEW : PICK_GOOD, candidate, &backed_off))
         return call_open_attempts(call) < most ? STEP_ASK : give_one_up(call, false);
     if (!all_late)
         return STEP_NONE;
@@ -711,7 +712,7 @@ static enum step decide_beside(struct skep_call *call, size_t *candidate)
         call->looking_up = true;
         return STEP_LOOK_UP;
     }
-    if (!call_pick(call, PICK_AGAIN, candidate, &avoided))
+    if (!call_pick(call, PICK_AGAIN, candidate, &backed_off))
         return STEP_NONE;
     return call_open_attempts(call) < most ? STEP_ASK : give_one_up(call, true);
 }
@@ -719,9 +720,9 @@ static enum step decide_beside(struct skep_call *call, size_t *candidate)
 /* With the lock held: a new candidate is there. If all have failed lately, the directory may know
  * of others by now: a forward asks both at once, a backward, which must not be asked twice, the
  * directory first. */
-static enum step ask_or_look_anew(struct skep_call *call, bool avoided)
+static enum step ask_or_look_anew(struct skep_call *call, bool backed_off)
 {
-    if (!avoided || !call_has_directory(call) || call->refusals > 0)
+    if (!backed_off || !call_has_directory(call) || call->refusals > 0)
         return STEP_ASK;
     if (!call->looked_anew && !call->looking_up) {
         call->looked_anew = call->is_lookup_anew = call->looking_up = true;
@@ -733,7 +734,7 @@ static enum step ask_or_look_anew(struct skep_call *call, bool avoided)
 /* With the lock held. @param candidate set for STEP_ASK. */
 static enum step decide(struct skep_call *call, size_t *candidate)
 {
-    bool avoided;
+    bool backed_off;
 
     if (call->settled)
         return conclude(call);
@@ -753,14 +754,14 @@ static enum step decide(struct skep_call *call, size_t *candidate)
         settle_out_of_time(call);
         return conclude(call);
     }
-    if (call_pick(call, PICK_NEW, candidate, &avoided))
-        return ask_or_look_anew(call, avoided);
+    if (call_pick(call, PICK_NEW, candidate, &backed_off))
+        return ask_or_look_anew(call, backed_off);
     if (!call->looking_up && may_look_up(call, false)) {
         call->looking_up = true;
         return STEP_LOOK_UP;
     }
     /* A look-up may take long where the DHT's peers hang, too. */
-    if (call_pick(call, PICK_AGAIN, candidate, &avoided))
+    if (call_pick(call, PICK_AGAIN, candidate, &backed_off))
         return STEP_ASK;
     if (call->looking_up)
         return STEP_NONE;

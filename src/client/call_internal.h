@@ -67,8 +67,8 @@ struct skep_call {
     struct provider_list candidates; /* owned */
     uint8_t *states;                 /* owned: enum candidate_state, one for each candidate */
     struct call_attempt attempts[CALL_ATTEMPTS];
-    unsigned lookups; /* for want of anyone to ask */
-    unsigned barren;  /* the last of them, that brought no new candidate */
+    unsigned lookups;           /* for want of anyone to ask */
+    unsigned fruitless_lookups; /* the last of them, that brought no new candidate */
     bool hedge_looked_up;
     bool looked_anew;    /* because all that were known had failed lately */
     bool is_lookup_anew; /* the look-up under way is that one: the call goes on without it */
@@ -98,11 +98,11 @@ bool call_add_candidates(struct skep_call *call, const struct provider *items, s
 /* Whether the expert can be looked up. */
 bool call_has_directory(const struct skep_call *call);
 /* More claim to serve it than an answer of the directory has room for. With the lock held. */
-bool call_is_crowd(const struct skep_call *call);
-uint64_t call_pace_key(const struct skep_call *call, const uint8_t *peer_id);
+bool call_has_overflow(const struct skep_call *call);
+uint64_t call_latency_key(const struct skep_call *call, const uint8_t *peer_id);
 /* Chooses a candidate; false if there is none. @param avoided set to whether it failed lately. With
  * the lock held; takes the client's, the pool's and the directory's in turn. */
-bool call_pick(struct skep_call *call, enum pick_from from, size_t *out, bool *avoided);
+bool call_pick(struct skep_call *call, enum pick_from from, size_t *out, bool *backed_off);
 /* Takes the next step, or none if there is none to take. Without the lock; the caller has a
  * reference. */
 void call_advance(struct skep_call *call);

@@ -41,8 +41,8 @@ struct skep_client {
     pthread_mutex_t lock; /* guards all below */
     uint32_t in_flight;
     struct skep_client_stats stats; /* but for not_compressed */
-    struct avoid avoid;
-    struct pace pace;
+    struct backoff_list backoff;
+    struct latency_estimates latencies;
     struct recommended recommended;
     struct random random;
 };

@@ -173,7 +173,7 @@ void fanout_start(struct fanout *f, size_t first, const struct fanout_manner *ma
                   uint64_t deadline_us)
 {
     pthread_mutex_lock(&f->client->lock);
-    uint64_t failures_before = f->client->avoid.failures;
+    uint64_t failures_before = f->client->backoff.failures;
     pthread_mutex_unlock(&f->client->lock);
     for (size_t i = first; i < f->count; i++) {
         struct fanout_call *c = &f->calls[i];
@@ -241,9 +241,9 @@ static void judge_node(struct fanout *f, const struct fanout_call *c, bool good)
         return;
     pthread_mutex_lock(&f->client->lock);
     if (good)
-        avoid_succeeded(&f->client->avoid, peer_id, c->expert->uid, c->failures_before);
+        backoff_succeeded(&f->client->backoff, peer_id, c->expert->uid, c->failures_before);
     else
-        avoid_expert_failed(&f->client->avoid, peer_id, c->expert->uid);
+        backoff_expert_failed(&f->client->backoff, peer_id, c->expert->uid);
     pthread_mutex_unlock(&f->client->lock);
 }
 

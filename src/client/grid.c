@@ -140,7 +140,7 @@ static bool is_usable(void *arg, const char *uid, const struct provider *provide
 
     pthread_mutex_lock(&client->lock);
     for (size_t i = 0; i < count && !usable; i++)
-        usable = !avoid_is_avoided(&client->avoid, providers[i].peer_id, uid);
+        usable = !backoff_is_active(&client->backoff, providers[i].peer_id, uid);
     pthread_mutex_unlock(&client->lock);
     return usable;
 }

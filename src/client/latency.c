@@ -14,13 +14,14 @@
  * call is not to wait as long. */
 static const double WEIGHT_OF_FASTER = 0.25;
 
-static uint64_t now_us(const struct pace *pace)
+static uint64_t now_us(const struct latency_estimates *latencies)
 {
-    return pace->now_us != NULL ? pace->now_us() : clock_mono_us();
+    return latencies->now_us != NULL ? latencies->now_us() : clock_mono_us();
 }
 
 /* Peers choose their ids: under a secret, nobody can make room for itself by pushing others out. */
-uint64_t pace_key(const uint8_t peer_id[static PEER_ID_BYTES], const char *method, const char *uid)
+uint64_t latency_key(const uint8_t peer_id[static PEER_ID_BYTES], const char *method,
+                     const char *uid)
 {
     uint8_t key[PEER_ID_BYTES + MESSAGE_METHOD_BYTES + UID_BYTES];
     size_t method_len = strnlen(method, MESSAGE_METHOD_BYTES - 1),
@@ -34,44 +35,44 @@ uint64_t pace_key(const uint8_t peer_id[static PEER_ID_BYTES], const char *metho
     return hash != 0 ? hash : 1;
 }
 
-static struct pace_entry *find(const struct pace *pace, uint64_t key)
+static struct latency_entry *find(const struct latency_estimates *latencies, uint64_t key)
 {
-    const struct pace_entry *set = pace->entries[(key ^ (key >> 32)) % PACE_SETS];
+    const struct latency_entry *set = latencies->entries[(key ^ (key >> 32)) % LATENCY_SETS];
 
-    for (size_t i = 0; i < PACE_WAYS; i++)
+    for (size_t i = 0; i < LATENCY_WAYS; i++)
         if (set[i].key == key)
-            return (struct pace_entry *)&set[i];
+            return (struct latency_entry *)&set[i];
     return NULL;
 }
 
-static struct pace_entry *find_or_make(struct pace *pace, uint64_t key)
+static struct latency_entry *find_or_make(struct latency_estimates *latencies, uint64_t key)
 {
-    struct pace_entry *set = pace->entries[(key ^ (key >> 32)) % PACE_SETS];
-    struct pace_entry *entry = find(pace, key);
+    struct latency_entry *set = latencies->entries[(key ^ (key >> 32)) % LATENCY_SETS];
+    struct latency_entry *entry = find(latencies, key);
 
     if (entry != NULL)
         return entry;
     entry = &set[0];
-    for (size_t i = 1; i < PACE_WAYS; i++)
+    for (size_t i = 1; i < LATENCY_WAYS; i++)
         if (set[i].seen_us < entry->seen_us)
             entry = &set[i];
-    *entry = (struct pace_entry){.key = key};
+    *entry = (struct latency_entry){.key = key};
     return entry;
 }
 
-static double answer_now(const struct pace_entry *entry, uint64_t now)
+static double answer_now(const struct latency_entry *entry, uint64_t now)
 {
     double age_ms = now > entry->seen_us ? (double)(now - entry->seen_us) / 1000.0 : 0.0;
 
-    return entry->answer_us * exp2(-age_ms / PACE_HALF_LIFE_MS);
+    return entry->answer_us * exp2(-age_ms / LATENCY_HALF_LIFE_MS);
 }
 
 /* A call there has ended; NULL if its entry has made room since. What is known is brought up to
  * now. */
-static struct pace_entry *end_one(struct pace *pace, uint64_t key)
+static struct latency_entry *end_one(struct latency_estimates *latencies, uint64_t key)
 {
-    struct pace_entry *entry = find(pace, key);
-    uint64_t now = now_us(pace);
+    struct latency_entry *entry = find(latencies, key);
+    uint64_t now = now_us(latencies);
 
     if (entry == NULL)
         return NULL;
@@ -82,19 +83,19 @@ static struct pace_entry *end_one(struct pace *pace, uint64_t key)
     return entry;
 }
 
-void pace_began(struct pace *pace, uint64_t key)
+void latency_began(struct latency_estimates *latencies, uint64_t key)
 {
-    struct pace_entry *entry = find_or_make(pace, key);
-    uint64_t now = now_us(pace);
+    struct latency_entry *entry = find_or_make(latencies, key);
+    uint64_t now = now_us(latencies);
 
     entry->answer_us = answer_now(entry, now);
     entry->seen_us = now;
     entry->open++;
 }
 
-void pace_answered(struct pace *pace, uint64_t key, uint64_t took_us)
+void latency_answered(struct latency_estimates *latencies, uint64_t key, uint64_t took_us)
 {
-    struct pace_entry *entry = end_one(pace, key);
+    struct latency_entry *entry = end_one(latencies, key);
     double took = took_us > 0 ? (double)took_us : 1.0;
 
     if (entry == NULL)
@@ -104,27 +105,28 @@ void pace_answered(struct pace *pace, uint64_t key, uint64_t took_us)
     entry->answer_us = took;
 }
 
-void pace_ended(struct pace *pace, uint64_t key, uint64_t at_least_us)
+void latency_ended(struct latency_estimates *latencies, uint64_t key, uint64_t at_least_us)
 {
-    struct pace_entry *entry = end_one(pace, key);
+    struct latency_entry *entry = end_one(latencies, key);
 
     if (entry != NULL && (double)at_least_us > entry->answer_us)
         entry->answer_us = (double)at_least_us;
 }
 
-struct pace_cost pace_cost(const struct pace *pace, uint64_t key, uint64_t queued)
+struct latency_cost latency_cost(const struct latency_estimates *latencies, uint64_t key,
+                                 uint64_t queued)
 {
-    const struct pace_entry *entry = find(pace, key);
-    struct pace_cost cost = {.waiting = queued};
+    const struct latency_entry *entry = find(latencies, key);
+    struct latency_cost cost = {.waiting = queued};
 
     if (entry != NULL) {
-        cost.answer_us = answer_now(entry, now_us(pace));
+        cost.answer_us = answer_now(entry, now_us(latencies));
         cost.waiting += entry->open;
     }
     return cost;
 }
 
-int pace_compare(const struct pace_cost *a, const struct pace_cost *b)
+int latency_compare(const struct latency_cost *a, const struct latency_cost *b)
 {
     double of_a = 1.0 + (double)a->waiting, of_b = 1.0 + (double)b->waiting;
 

@@ -10,7 +10,7 @@ static const char ANY_EXPERT[] = "";
 
 static uint64_t key_of(const uint8_t *peer_id, const char *uid)
 {
-    return pace_key(peer_id, "", uid);
+    return latency_key(peer_id, "", uid);
 }
 
 static struct recommended_entry *find(struct recommended *r, uint64_t key)

@@ -8,7 +8,7 @@ enum { FIRST_CAP = 64 };
 static void put(struct deadline_heap *heap, size_t i, struct deadline_entry *entry)
 {
     heap->entries[i] = entry;
-    entry->place = i + 1;
+    entry->index = i + 1;
 }
 
 static void sift_up(struct deadline_heap *heap, size_t i, struct deadline_entry *entry)
@@ -57,12 +57,12 @@ bool deadline_heap_add(struct deadline_heap *heap, struct deadline_entry *entry)
 
 void deadline_heap_remove(struct deadline_heap *heap, struct deadline_entry *entry)
 {
-    if (entry->place == 0)
+    if (entry->index == 0)
         return;
-    size_t i = entry->place - 1;
+    size_t i = entry->index - 1;
     struct deadline_entry *last = heap->entries[--heap->count];
 
-    entry->place = 0;
+    entry->index = 0;
     if (last == entry)
         return;
     if (i > 0 && heap->entries[(i - 1) / 2]->deadline_us > last->deadline_us)

@@ -11,7 +11,7 @@
 
 struct deadline_entry {
     uint64_t deadline_us;
-    size_t place; /* the heap's: 1 + index; 0: not in it */
+    size_t index; /* the heap's: 1 + index; 0: not in it */
 };
 
 struct deadline_heap {

@@ -44,9 +44,9 @@ static struct peer_clock *place_of(struct peer_clocks *clocks, const uint8_t *pe
     return oldest;
 }
 
-enum peer_clocks_verdict peer_clocks_saw(struct peer_clocks *clocks,
-                                         const uint8_t peer_id[static PEER_ID_BYTES],
-                                         int64_t *ahead_ms)
+enum peer_clocks_result peer_clocks_saw(struct peer_clocks *clocks,
+                                        const uint8_t peer_id[static PEER_ID_BYTES],
+                                        int64_t *ahead_ms)
 {
     struct peer_clock *c = place_of(clocks, peer_id);
 
@@ -76,14 +76,14 @@ void peer_clocks_note(const uint8_t peer_id[static PEER_ID_BYTES], uint64_t peer
         return;
     int64_t ahead_ms = (int64_t)peer_ms - clock_wall_ms();
     pthread_mutex_lock(&lock);
-    enum peer_clocks_verdict verdict = peer_clocks_saw(&clocks, peer_id, &ahead_ms);
+    enum peer_clocks_result result = peer_clocks_saw(&clocks, peer_id, &ahead_ms);
     size_t count = clocks.count;
     pthread_mutex_unlock(&lock);
-    if (verdict == PEER_CLOCKS_FINE || !log_gate_open(&gate, LOG_MS, &suppressed))
+    if (result == PEER_CLOCKS_FINE || !log_gate_open(&gate, LOG_MS, &suppressed))
         return;
     long long by_s = (ahead_ms < 0 ? -ahead_ms : ahead_ms) / 1000;
     peer_id_short(peer_id, peer);
-    if (verdict == PEER_CLOCKS_WE_ARE)
+    if (result == PEER_CLOCKS_WE_ARE)
         log_warn("net: this machine's clock is wrong: those of most of %zu peers are %lld s %s it; "
                  "set it, or others refuse what this program publishes",
                  count, by_s, direction(ahead_ms));

@@ -31,16 +31,16 @@ struct peer_clocks {
 };
 
 /* What there is to say after a peer's clock was seen. */
-enum peer_clocks_verdict {
+enum peer_clocks_result {
     PEER_CLOCKS_FINE,
     PEER_CLOCKS_PEER_OFF, /* this peer's and ours differ; which one is wrong is open */
     PEER_CLOCKS_WE_ARE,   /* ours, as most peers have another time: *ahead_ms is their median */
 };
 
 /* Without lock and clock. *ahead_ms is that of the peer, or see above. */
-enum peer_clocks_verdict peer_clocks_saw(struct peer_clocks *clocks,
-                                         const uint8_t peer_id[static PEER_ID_BYTES],
-                                         int64_t *ahead_ms);
+enum peer_clocks_result peer_clocks_saw(struct peer_clocks *clocks,
+                                        const uint8_t peer_id[static PEER_ID_BYTES],
+                                        int64_t *ahead_ms);
 
 /* The same for all connections of the process, against the wall clock; logs what there is to say,
  * once a minute. @param peer_ms  Unix milliseconds. */

@@ -199,7 +199,7 @@ static void complete(struct server_call *call, skep_status status)
     struct skep_error err;
 
     call->complete = true;
-    atomic_fetch_add(&call->io->owed, 1);
+    atomic_fetch_add(&call->io->unanswered, 1);
     if (status == SKEP_OK) {
         handlers->complete(call->io->server->config.arg, call);
         return;
@@ -482,7 +482,7 @@ void server_call_reply(struct server_call *call, const struct skep_error *err,
     view.data = (uint8_t *)(uintptr_t)result;
     view.len = result_len;
     view.cap = result_len;
-    bool last = atomic_fetch_sub(&call->io->owed, 1) == 1;
+    bool last = atomic_fetch_sub(&call->io->unanswered, 1) == 1;
     size_t bytes = reply_bytes(tensors, tensor_count);
     size_t encode_bytes = call->encoding == ENCODING_NONE ? 0 : bytes;
     if (encode_bytes <= MAX_LOOP_ENCODE_BYTES) {

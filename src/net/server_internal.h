@@ -53,7 +53,7 @@ struct server_io {
     struct loop_job drain;
     struct server_call *free_calls; /* kept for reuse */
     unsigned free_call_count;
-    _Atomic unsigned owed; /* calls that are complete and not replied to. Any thread. */
+    _Atomic unsigned unanswered; /* calls that are complete and not replied to. Any thread. */
     /* Only this loop's thread writes these; any thread reads. */
     _Atomic uint64_t accepted, refused, handshakes_failed, handshakes_evicted, protocol_errors,
         calls;

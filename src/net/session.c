@@ -161,7 +161,7 @@ skep_status session_fail_silently(struct session *s, skep_status status, const c
 }
 
 /* Tells the peer, in whatever way it understands by now. */
-static void say_goodbye(struct session *s)
+static void send_goaway(struct session *s)
 {
     uint8_t payload[1 + FRAME_MAX_TEXT];
 
@@ -191,7 +191,7 @@ skep_status session_fail(struct session *s, skep_status status, const char *form
     va_start(args, format);
     record_failure(s, status, format, args);
     va_end(args);
-    say_goodbye(s);
+    send_goaway(s);
     return status;
 }
 
@@ -208,16 +208,16 @@ void session_see_time(struct session *s, uint64_t now_us)
         s->now_us = now_us;
     for (; s->unstamped != NULL; s->unstamped = stream_in_all(s->unstamped->in_all.next))
         s->unstamped->opened_us = s->now_us;
-    session_note_owing(s);
+    session_note_output(s);
 }
 
-void session_note_owing(struct session *s)
+void session_note_output(struct session *s)
 {
     if (!owes_bytes(s)) {
-        s->owing = false;
-    } else if (!s->owing) {
-        s->owing = true;
-        s->owing_since_us = s->now_us;
+        s->has_output = false;
+    } else if (!s->has_output) {
+        s->has_output = true;
+        s->output_since_us = s->now_us;
     }
 }
 
@@ -241,7 +241,7 @@ static uint64_t send_stall_at(const struct session *s)
     if (!owes_bytes(s))
         return CLOCK_NEVER;
     /* Not looked at since it is owed: session_see_time() will set the start. */
-    uint64_t since = s->owing ? s->owing_since_us : s->now_us;
+    uint64_t since = s->has_output ? s->output_since_us : s->now_us;
     return timeout_at(later(s->last_send_us, since), s->limits.stall_timeout_ms);
 }
 

@@ -162,8 +162,8 @@ struct session {
     uint64_t send_window;
     uint64_t stream_backlog; /* HEADERS and tensor bytes not handed out */
     uint64_t last_send_us;
-    bool owing;                      /* something was due when last looked at... */
-    uint64_t owing_since_us;         /* ...since then */
+    bool has_output;                 /* something was due when last looked at... */
+    uint64_t output_since_us;        /* ...since then */
     struct session_stream *answered; /* replies handed out, events due; linked by hash_next */
 
     /* Liveness. */
@@ -208,7 +208,7 @@ skep_status session_fail_silently(struct session *s, skep_status status, const c
 /* Tells the session the time. */
 void session_see_time(struct session *s, uint64_t now_us);
 /* Notes since when something is due to be sent. */
-void session_note_owing(struct session *s);
+void session_note_output(struct session *s);
 
 /* session_handshake.c */
 

@@ -630,7 +630,7 @@ skep_status session_received(struct session *s, size_t len, uint64_t now_us, str
         take_buffered(s);
     }
     s->direct = false;
-    session_note_owing(s);
+    session_note_output(s);
     if (!s->failed)
         return SKEP_OK;
     s->failure_told = true;

@@ -37,9 +37,9 @@ struct task_pool {
     struct task_list queue;     /* highest priority first, then oldest */
     uint64_t first_deadline_us; /* no queued task has an earlier one; CLOCK_NEVER: none has any */
     struct list_link in_active;
-    bool is_active;                    /* in runtime->active: the queue is not empty */
-    bool is_stalled;                   /* this pool's or an exclusive one's batch is overdue */
-    bool tell_stalled, tell_recovered; /* callbacks that the watchdog owes */
+    bool is_active;                      /* in runtime->active: the queue is not empty */
+    bool is_stalled;                     /* this pool's or an exclusive one's batch is overdue */
+    bool report_stalled, tell_recovered; /* callbacks that the watchdog owes */
     struct task_pool_stats stats;
     float estimate_us[ESTIMATE_BUCKETS]; /* moving mean of the work time; 0: not measured */
     float us_per_row;
@@ -169,6 +169,6 @@ bool runtime_run(struct runtime *runtime, struct batch *batch);
  * lock is held. */
 void runtime_notice(struct runtime *runtime, const struct task_pool *pool, uint64_t now_us);
 /* Tasks wait and something has ended: the same for all of them. The lock is held. */
-void runtime_look_around(struct runtime *runtime, uint64_t now_us);
+void runtime_wake_workers(struct runtime *runtime, uint64_t now_us);
 
 #endif

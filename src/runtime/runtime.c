@@ -84,7 +84,7 @@ static uint64_t next_pass(const struct runtime *runtime, uint64_t now_us)
     return next;
 }
 
-void runtime_look_around(struct runtime *runtime, uint64_t now_us)
+void runtime_wake_workers(struct runtime *runtime, uint64_t now_us)
 {
     if (runtime->active.first == NULL)
         return;
@@ -138,7 +138,7 @@ void runtime_begin(struct runtime *runtime, struct batch *batch, uint64_t now_us
     count_waits(batch->pool, batch, now_us);
     if (limit > 0)
         plan_look(runtime, now_us + limit);
-    runtime_look_around(runtime, now_us);
+    runtime_wake_workers(runtime, now_us);
 }
 
 /* A moving mean that a single preempted batch does not throw off. */
@@ -302,7 +302,7 @@ static bool worker_turn(struct runtime *runtime, struct worker *worker)
     }
     pthread_mutex_lock(&runtime->lock);
     if (work && batch.lane == LANE_SIDE)
-        runtime_look_around(runtime, clock_mono_us()); /* its group may go on in the main lane */
+        runtime_wake_workers(runtime, clock_mono_us()); /* its group may go on in the main lane */
     return !overdue || is_needed_still(runtime, worker);
 }
 
@@ -420,7 +420,7 @@ static void take_over(struct runtime *runtime, struct batch *batch, struct task_
     runtime->stats.stalls++;
     runtime->stats.stalled_batches++;
     set_group_stalled(runtime, batch->pool, true, failed);
-    batch->pool->tell_stalled = true;
+    batch->pool->report_stalled = true;
     runtime->watchdog_news = true;
 }
 
@@ -451,10 +451,10 @@ static void replace_workers(struct runtime *runtime)
 static struct task_pool *next_news(struct runtime *runtime, bool *stalled, bool *recovered)
 {
     for (struct task_pool *pool = runtime->pools; pool != NULL; pool = pool->next_pool)
-        if (pool->tell_stalled || pool->tell_recovered) {
-            *stalled = pool->tell_stalled;
+        if (pool->report_stalled || pool->tell_recovered) {
+            *stalled = pool->report_stalled;
             *recovered = pool->tell_recovered;
-            pool->tell_stalled = pool->tell_recovered = false;
+            pool->report_stalled = pool->tell_recovered = false;
             return pool;
         }
     runtime->watchdog_news = false;
@@ -585,7 +585,7 @@ static void watchdog_look(struct runtime *runtime)
     drop_expired(runtime);
     if (is_worker_missing(runtime) && !runtime->stopping)
         replace_workers(runtime);
-    runtime_look_around(runtime, clock_mono_us());
+    runtime_wake_workers(runtime, clock_mono_us());
     if (runtime->watchdog_news)
         tell_news(runtime);
 }

@@ -238,7 +238,7 @@ static bool next_inline(struct runtime *runtime, struct batch *batch, bool may_g
         runtime_begin(runtime, batch, now);
     } else {
         runtime->inline_threads--;
-        runtime_look_around(runtime, now);
+        runtime_wake_workers(runtime, now);
         if (runtime->stopping)
             pthread_cond_broadcast(&runtime->ended);
     }

@@ -11,27 +11,27 @@ _Static_assert((int)SKEP_TRACKER_WAIT_BUCKETS == (int)SCHEDULER_WAIT_BUCKETS, "t
 
 struct key_stats {
     struct tracker_server *server;
-    struct scheduler_key_facts *facts; /* owned; of their keys only the lengths count */
+    struct scheduler_key_counters *counters; /* owned; of their keys only the lengths count */
     size_t count, cap;
     struct bytes text; /* of all keys, a NUL behind each */
     bool ok;
 };
 
-static bool copy_key(void *arg, const struct scheduler_key_facts *facts)
+static bool copy_key(void *arg, const struct scheduler_key_counters *counters)
 {
     struct key_stats *keys = arg;
 
     if (keys->count == keys->cap) {
         size_t cap = keys->cap > 0 ? 2 * keys->cap : 64;
-        struct scheduler_key_facts *more = mem_realloc(keys->facts, cap * sizeof(*more));
+        struct scheduler_key_counters *more = mem_realloc(keys->counters, cap * sizeof(*more));
         keys->ok = more != NULL;
         if (!keys->ok)
             return false;
-        keys->facts = more;
+        keys->counters = more;
         keys->cap = cap;
     }
-    keys->facts[keys->count++] = *facts;
-    keys->ok = bytes_append(&keys->text, facts->key.data, facts->key.len) &&
+    keys->counters[keys->count++] = *counters;
+    keys->ok = bytes_append(&keys->text, counters->key.data, counters->key.len) &&
                bytes_append(&keys->text, "", 1);
     return keys->ok;
 }
@@ -55,7 +55,7 @@ skep_status key_stats_take(struct tracker_server *server, struct key_stats **out
     keys->server = server;
     loop_call(tracker_server_loop(server), copy_keys, keys);
     if (!keys->ok) {
-        size_t bytes = keys->text.len + keys->cap * sizeof(*keys->facts);
+        size_t bytes = keys->text.len + keys->cap * sizeof(*keys->counters);
         key_stats_free(keys);
         return error_no_memory(err, "keys of the tracker", bytes);
     }
@@ -63,22 +63,22 @@ skep_status key_stats_take(struct tracker_server *server, struct key_stats **out
     return SKEP_OK;
 }
 
-static void fill(const struct scheduler_key_facts *facts, const char *key,
+static void fill(const struct scheduler_key_counters *counters, const char *key,
                  struct skep_tracker_key_stats *out)
 {
     *out = (struct skep_tracker_key_stats){
         .key = key,
-        .key_bytes = facts->key.len,
-        .servers = facts->servers,
-        .free = facts->free,
-        .pending = facts->pending,
-        .puts = facts->puts,
-        .requests = facts->requests,
-        .requests_served = facts->served + facts->answered,
-        .wait_us_sum = facts->wait_us_sum,
-        .wait_us_max = facts->wait_us_max,
+        .key_bytes = counters->key.len,
+        .servers = counters->servers,
+        .free = counters->free,
+        .pending = counters->pending,
+        .puts = counters->puts,
+        .requests = counters->requests,
+        .requests_served = counters->served + counters->answered,
+        .wait_us_sum = counters->wait_us_sum,
+        .wait_us_max = counters->wait_us_max,
     };
-    memcpy(out->waits, facts->waits, sizeof(out->waits));
+    memcpy(out->waits, counters->waits, sizeof(out->waits));
 }
 
 void key_stats_walk(const struct key_stats *keys, skep_tracker_key_fn fn, void *arg)
@@ -88,7 +88,7 @@ void key_stats_walk(const struct key_stats *keys, skep_tracker_key_fn fn, void *
 
     for (size_t i = 0; more && i < keys->count; i++) {
         struct skep_tracker_key_stats stats;
-        fill(&keys->facts[i], key, &stats);
+        fill(&keys->counters[i], key, &stats);
         more = fn(arg, &stats);
         key += stats.key_bytes + 1;
     }
@@ -98,7 +98,7 @@ void key_stats_free(struct key_stats *keys)
 {
     if (keys == NULL)
         return;
-    mem_free(keys->facts);
+    mem_free(keys->counters);
     bytes_free(&keys->text);
     mem_free(keys);
 }

@@ -138,10 +138,10 @@ static void count_wait(struct scheduler *s, struct scheduler_key *key, uint64_t 
     s->totals.wait_us_sum += wait_us;
     if (wait_us > s->totals.wait_us_max)
         s->totals.wait_us_max = wait_us;
-    key->facts.waits[bucket]++;
-    key->facts.wait_us_sum += wait_us;
-    if (wait_us > key->facts.wait_us_max)
-        key->facts.wait_us_max = wait_us;
+    key->counters.waits[bucket]++;
+    key->counters.wait_us_sum += wait_us;
+    if (wait_us > key->counters.wait_us_max)
+        key->counters.wait_us_max = wait_us;
 }
 
 static uint64_t elapsed(uint64_t since_us, uint64_t now_us)
@@ -159,7 +159,7 @@ static bool answer(struct scheduler *s, struct scheduler_waiter *w,
 
     if (told) {
         count_wait(s, key, elapsed(w->since_us, now_us));
-        *(how == SCHEDULER_SERVED ? &key->facts.served : &key->facts.answered) += 1;
+        *(how == SCHEDULER_SERVED ? &key->counters.served : &key->counters.answered) += 1;
         *(how == SCHEDULER_SERVED ? &s->totals.served : &s->totals.answered) += 1;
     }
     scheduler_waiter_free(s, w, told ? how : SCHEDULER_WITHDRAWN);
@@ -179,7 +179,7 @@ static void hand_out(struct scheduler *s, struct scheduler_item *item, struct sc
 /* What is free goes to those who wait. */
 static void serve(struct scheduler *s, struct scheduler_key *key, uint64_t now_us)
 {
-    while (key->free.first != NULL && key->facts.pending > 0) {
+    while (key->free.first != NULL && key->counters.pending > 0) {
         struct scheduler_item *item = item_of_key(key->free.first);
         struct tracker_resource resource = scheduler_item_resource(item);
         struct scheduler_owner *to = key->heap[0]->owner;
@@ -228,7 +228,7 @@ skep_status scheduler_put(struct scheduler *s, struct scheduler_owner *owner,
     scheduler_item_enter(owner, item);
     scheduler_key_charge(owner, key);
     scheduler_item_make_free(s, item, false);
-    key->facts.puts++;
+    key->counters.puts++;
     s->totals.puts++;
     scheduler_key_touch(s, key);
     serve(s, key, now_us);
@@ -243,7 +243,7 @@ static skep_status wait_for_one(struct scheduler *s, struct scheduler_owner *own
     if (owner->waiter_count >= s->limits.max_waiters_per_owner)
         return too_much(s, "too many requests of one connection wait",
                         s->limits.max_waiters_per_owner, err);
-    skep_status rc = check_key_bytes(s, owner, key->facts.key, err);
+    skep_status rc = check_key_bytes(s, owner, key->counters.key, err);
     if (rc != SKEP_OK)
         return rc;
     struct scheduler_waiter *w = scheduler_waiter_new(s, key, user);
@@ -255,7 +255,7 @@ static skep_status wait_for_one(struct scheduler *s, struct scheduler_owner *own
     scheduler_waiter_enter(s, w, owner);
     if (s->events.waiting != NULL) {
         const struct scheduler_request request = {
-            .id = w->id, .key = key->facts.key, .user = user, .priority = priority};
+            .id = w->id, .key = key->counters.key, .user = user, .priority = priority};
         s->events.waiting(s->arg, &request);
     }
     return SKEP_OK;
@@ -271,7 +271,7 @@ skep_status scheduler_ask(struct scheduler *s, struct scheduler_owner *owner,
     if (key == NULL)
         return rc;
     scheduler_key_touch(s, key);
-    key->facts.requests++;
+    key->counters.requests++;
     s->totals.requests++;
     struct scheduler_item *item = item_of_key(key->free.first);
     if (item == NULL) /* else nobody waits */
@@ -281,7 +281,7 @@ skep_status scheduler_ask(struct scheduler *s, struct scheduler_owner *owner,
     if (!s->events.assign(s->arg, owner, &resource, &mark))
         return error_set(err, SKEP_RESOURCE_EXHAUSTED, "out of memory for an answer");
     count_wait(s, key, 0);
-    key->facts.served++;
+    key->counters.served++;
     s->totals.served++;
     hand_out(s, item, owner, mark);
     return SKEP_OK;
@@ -295,7 +295,7 @@ static void unregister(struct scheduler *s, struct scheduler_owner *owner)
         return;
     owner->registered = NULL;
     scheduler_key_discharge(owner, key);
-    key->facts.servers--;
+    key->counters.servers--;
     scheduler_key_touch(s, key);
 }
 
@@ -304,7 +304,7 @@ skep_status scheduler_register(struct scheduler *s, struct scheduler_owner *owne
 {
     skep_status rc = SKEP_OK;
 
-    if (owner->registered != NULL && tracker_text_equal(owner->registered->facts.key, key_text))
+    if (owner->registered != NULL && tracker_text_equal(owner->registered->counters.key, key_text))
         return SKEP_OK;
     if (key_text.data != NULL)
         rc = check_key_bytes(s, owner, key_text, err);
@@ -317,7 +317,7 @@ skep_status scheduler_register(struct scheduler *s, struct scheduler_owner *owne
     if (key != NULL) {
         owner->registered = key;
         scheduler_key_charge(owner, key);
-        key->facts.servers++;
+        key->counters.servers++;
         scheduler_key_touch(s, key);
     }
     return SKEP_OK;
@@ -356,7 +356,7 @@ bool scheduler_answer(struct scheduler *s, struct tracker_text key_text,
     uint64_t mark = 0; /* nobody here could take it back */
     bool told = false;
 
-    while (!told && key != NULL && key->facts.pending > 0)
+    while (!told && key != NULL && key->counters.pending > 0)
         told = answer(s, key->heap[0], resource, now_us, SCHEDULER_ANSWERED, &mark);
     return told;
 }
@@ -400,7 +400,7 @@ void scheduler_confirm(struct scheduler *s, uint64_t taken)
 
     if (item == NULL)
         return;
-    item->key->facts.taken++;
+    item->key->counters.taken++;
     s->totals.taken++;
     scheduler_item_free(s, item);
 }

@@ -159,7 +159,7 @@ bool scheduler_return(struct scheduler *s, uint64_t taken,
 
 /* ---- looking ---- */
 
-struct scheduler_key_facts {
+struct scheduler_key_counters {
     struct tracker_text key; /* view */
     size_t free, pending;
     size_t servers;                    /* registered, whether free or busy */
@@ -177,11 +177,12 @@ struct scheduler_totals {
 };
 void scheduler_totals(const struct scheduler *s, struct scheduler_totals *out);
 /* False (and *out untouched) if the key is not known. */
-bool scheduler_facts(const struct scheduler *s, struct tracker_text key,
-                     struct scheduler_key_facts *out);
+bool scheduler_counters(const struct scheduler *s, struct tracker_text key,
+                        struct scheduler_key_counters *out);
 /* Every key that was put or requested, in order of its first use; stops when fn returns false. */
 void scheduler_each_key(const struct scheduler *s,
-                        bool (*fn)(void *arg, const struct scheduler_key_facts *facts), void *arg);
+                        bool (*fn)(void *arg, const struct scheduler_key_counters *counters),
+                        void *arg);
 /* The free resources of a key, oldest first; stops when fn returns false. */
 void scheduler_each_free(const struct scheduler *s, struct tracker_text key,
                          bool (*fn)(void *arg, const struct tracker_resource *resource), void *arg);
@@ -191,6 +192,7 @@ void scheduler_each_match_key(struct scheduler *s, struct scheduler_owner *owner
 /* The keys whose numbers have changed since the last call, each once; a key that is forgotten is
  * told of with nothing free. fn must not call the scheduler. */
 void scheduler_changes(struct scheduler *s,
-                       void (*fn)(void *arg, const struct scheduler_key_facts *facts), void *arg);
+                       void (*fn)(void *arg, const struct scheduler_key_counters *counters),
+                       void *arg);
 
 #endif

@@ -47,7 +47,7 @@ struct scheduler_key {
     size_t heap_cap;
     size_t item_count; /* free, taken and given */
     size_t written;    /* bytes that it takes where keys are listed */
-    struct scheduler_key_facts facts;
+    struct scheduler_key_counters counters;
     char text[];
 };
 

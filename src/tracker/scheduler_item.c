@@ -50,7 +50,7 @@ void scheduler_item_make_free(struct scheduler *s, struct scheduler_item *item, 
         list_prepend(&key->free, &item->of_key);
     else
         list_append(&key->free, &item->of_key);
-    key->facts.free++;
+    key->counters.free++;
     s->totals.free++;
 }
 
@@ -59,7 +59,7 @@ void scheduler_item_unmake_free(struct scheduler *s, struct scheduler_item *item
     struct scheduler_key *key = item->key;
 
     list_remove(&key->free, &item->of_key);
-    key->facts.free--;
+    key->counters.free--;
     s->totals.free--;
 }
 

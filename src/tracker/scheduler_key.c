@@ -39,7 +39,7 @@ void scheduler_key_discharge(struct scheduler_owner *owner, const struct schedul
 
 static size_t key_bytes(const struct scheduler_key *key)
 {
-    return sizeof(*key) + key->facts.key.len + key->heap_cap * sizeof(key->heap[0]);
+    return sizeof(*key) + key->counters.key.len + key->heap_cap * sizeof(key->heap[0]);
 }
 
 static struct scheduler_key *key_of(struct hash_node *node)
@@ -57,7 +57,7 @@ struct scheduler_key *scheduler_key_find(const struct scheduler *s, struct track
     uint64_t hash = hash_text(s->secret, text.data, text.len);
 
     for (struct hash_node *n = hash_table_first(&s->keys, hash); n != NULL; n = hash_table_next(n))
-        if (tracker_text_equal(key_of(n)->facts.key, text))
+        if (tracker_text_equal(key_of(n)->counters.key, text))
             return key_of(n);
     return NULL;
 }
@@ -67,7 +67,7 @@ static void idle_add(struct scheduler *s, struct scheduler_key *key)
     key->idle = true;
     list_append(&s->idle, &key->of_idle);
     s->idle_count++;
-    s->idle_bytes += sizeof(*key) + key->facts.key.len;
+    s->idle_bytes += sizeof(*key) + key->counters.key.len;
 }
 
 static void idle_remove(struct scheduler *s, struct scheduler_key *key)
@@ -75,7 +75,7 @@ static void idle_remove(struct scheduler *s, struct scheduler_key *key)
     key->idle = false;
     list_remove(&s->idle, &key->of_idle);
     s->idle_count--;
-    s->idle_bytes -= sizeof(*key) + key->facts.key.len;
+    s->idle_bytes -= sizeof(*key) + key->counters.key.len;
 }
 
 struct scheduler_key *scheduler_key_get(struct scheduler *s, struct tracker_text text)
@@ -95,7 +95,7 @@ struct scheduler_key *scheduler_key_get(struct scheduler *s, struct tracker_text
     }
     if (text.len > 0)
         memcpy(key->text, text.data, text.len);
-    key->facts.key = (struct tracker_text){.data = key->text, .len = text.len};
+    key->counters.key = (struct tracker_text){.data = key->text, .len = text.len};
     key->written = written;
     s->totals.key_bytes += written;
     hash_table_add(&s->keys, &key->by_text, hash_text(s->secret, text.data, text.len));
@@ -135,7 +135,7 @@ static void forget_longest_idle(struct scheduler *s)
 
 static bool is_in_use(const struct scheduler_key *key)
 {
-    return key->item_count > 0 || key->facts.pending > 0 || key->facts.servers > 0;
+    return key->item_count > 0 || key->counters.pending > 0 || key->counters.servers > 0;
 }
 
 void scheduler_key_touch(struct scheduler *s, struct scheduler_key *key)
@@ -152,7 +152,8 @@ void scheduler_key_touch(struct scheduler *s, struct scheduler_key *key)
 }
 
 void scheduler_changes(struct scheduler *s,
-                       void (*fn)(void *arg, const struct scheduler_key_facts *facts), void *arg)
+                       void (*fn)(void *arg, const struct scheduler_key_counters *counters),
+                       void *arg)
 {
     if (s->changed == NULL)
         return;
@@ -161,7 +162,7 @@ void scheduler_changes(struct scheduler *s,
         s->changed = key->changed_next;
         key->changed = false;
         if (fn != NULL)
-            fn(arg, &key->facts);
+            fn(arg, &key->counters);
     }
     forget_longest_idle(s);
 }
@@ -175,22 +176,23 @@ void scheduler_keys_free(struct scheduler *s)
     }
 }
 
-bool scheduler_facts(const struct scheduler *s, struct tracker_text key,
-                     struct scheduler_key_facts *out)
+bool scheduler_counters(const struct scheduler *s, struct tracker_text key,
+                        struct scheduler_key_counters *out)
 {
     const struct scheduler_key *found = scheduler_key_find(s, key);
 
     if (found == NULL)
         return false;
-    *out = found->facts;
+    *out = found->counters;
     return true;
 }
 
 void scheduler_each_key(const struct scheduler *s,
-                        bool (*fn)(void *arg, const struct scheduler_key_facts *facts), void *arg)
+                        bool (*fn)(void *arg, const struct scheduler_key_counters *counters),
+                        void *arg)
 {
     for (const struct scheduler_key *key = listed(s->all.first); key != NULL;
          key = listed(key->of_all.next))
-        if (key->facts.puts + key->facts.requests > 0 && !fn(arg, &key->facts))
+        if (key->counters.puts + key->counters.requests > 0 && !fn(arg, &key->counters))
             return;
 }

@@ -30,7 +30,7 @@ static void sift_up(struct scheduler_key *key, size_t i, struct scheduler_waiter
 
 static void sift_down(struct scheduler_key *key, size_t i, struct scheduler_waiter *w)
 {
-    size_t count = key->facts.pending;
+    size_t count = key->counters.pending;
 
     for (;;) {
         size_t child = 2 * i + 1;
@@ -51,7 +51,7 @@ static bool heap_reserve(struct scheduler *s, struct scheduler_key *key)
     size_t cap = key->heap_cap > 0 ? key->heap_cap * 2 : FIRST_HEAP_CAP;
     size_t more = (cap - key->heap_cap) * sizeof(key->heap[0]);
 
-    if (key->facts.pending < key->heap_cap)
+    if (key->counters.pending < key->heap_cap)
         return true;
     if (!scheduler_reserve(s, more))
         return false;
@@ -68,13 +68,13 @@ static bool heap_reserve(struct scheduler *s, struct scheduler_key *key)
 static void heap_add(struct scheduler *s, struct scheduler_key *key, struct scheduler_waiter *w)
 {
     s->totals.pending++;
-    sift_up(key, key->facts.pending++, w);
+    sift_up(key, key->counters.pending++, w);
 }
 
 static void heap_remove(struct scheduler *s, struct scheduler_waiter *w)
 {
     struct scheduler_key *key = w->key;
-    struct scheduler_waiter *last = key->heap[--key->facts.pending];
+    struct scheduler_waiter *last = key->heap[--key->counters.pending];
     size_t i = w->place;
 
     s->totals.pending--;
@@ -82,7 +82,7 @@ static void heap_remove(struct scheduler *s, struct scheduler_waiter *w)
         sift_up(key, i, last);
     else if (last != w)
         sift_down(key, i, last);
-    if (key->facts.pending == 0 && key->heap_cap > FIRST_HEAP_CAP) {
+    if (key->counters.pending == 0 && key->heap_cap > FIRST_HEAP_CAP) {
         scheduler_release(s, key->heap_cap * sizeof(key->heap[0]));
         mem_free(key->heap);
         key->heap = NULL;
@@ -105,7 +105,7 @@ void scheduler_waiter_free(struct scheduler *s, struct scheduler_waiter *w, enum
         s->totals.withdrawn++;
     scheduler_key_touch(s, key);
     if (s->events.ended != NULL)
-        s->events.ended(s->arg, id, key->facts.key, how);
+        s->events.ended(s->arg, id, key->counters.key, how);
 }
 
 struct scheduler_waiter *scheduler_waiter_new(struct scheduler *s, struct scheduler_key *key,

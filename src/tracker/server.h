@@ -23,7 +23,7 @@ struct tracker_server;
 struct tracker_server_events { /* each may be NULL */
     /* Numbers of a key have changed; at most once a key and turn of the loop. With nothing free and
      * nothing pending its last resource has gone (or is handed out). */
-    void (*key_changed)(void *arg, const struct scheduler_key_facts *facts);
+    void (*key_changed)(void *arg, const struct scheduler_key_counters *counters);
     /* As scheduler_events. */
     void (*waiting)(void *arg, const struct scheduler_request *request);
     void (*ended)(void *arg, uint64_t id, struct tracker_text key, enum scheduler_end how);
@@ -97,7 +97,7 @@ void tracker_server_stats(struct tracker_server *server, struct skep_tracker_sta
 SKEP_MUST_CHECK skep_status tracker_server_summary(struct tracker_server *server, struct bytes *out,
                                                    struct skep_error *err);
 
-/* Loop: the scheduler itself, for scheduler_facts(), scheduler_each_free() ... */
+/* Loop: the scheduler itself, for scheduler_counters(), scheduler_each_free() ... */
 struct scheduler *tracker_server_scheduler(struct tracker_server *server);
 /* Loop: as scheduler_answer(), _take(), _confirm(), _return(); what they cause is sent. */
 bool tracker_server_answer(struct tracker_server *server, struct tracker_text key,

@@ -103,7 +103,7 @@ static void update_due(struct tracker_conn *conn)
     uint64_t due =
         conn->message_due_us < conn->unsent_due_us ? conn->message_due_us : conn->unsent_due_us;
 
-    if (conn->due.place != 0 && conn->due.deadline_us == due)
+    if (conn->due.index != 0 && conn->due.deadline_us == due)
         return;
     deadline_heap_remove(heap, &conn->due);
     conn->due.deadline_us = due;

@@ -229,16 +229,16 @@ static void match_keys(struct tracker_conn *conn)
     reply(conn, list.ok);
 }
 
-static bool add_key(void *arg, const struct scheduler_key_facts *facts)
+static bool add_key(void *arg, const struct scheduler_key_counters *counters)
 {
     struct list *list = arg;
     struct bytes *out = list->out;
 
-    list->ok = separate(list) && tracker_append_text(out, facts->key) &&
+    list->ok = separate(list) && tracker_append_text(out, counters->key) &&
                tracker_append(out, ": {\"free\": ") &&
-               tracker_append_number(out, (int64_t)facts->free) &&
+               tracker_append_number(out, (int64_t)counters->free) &&
                tracker_append(out, ", \"pending\": ") &&
-               tracker_append_number(out, (int64_t)facts->pending) && tracker_append(out, "}");
+               tracker_append_number(out, (int64_t)counters->pending) && tracker_append(out, "}");
     return list->ok;
 }
 

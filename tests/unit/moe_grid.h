@@ -108,8 +108,8 @@ static inline int forget(void **state)
     }
     all_good();
     pthread_mutex_lock(&client->lock);
-    memset(&client->avoid, 0, sizeof(client->avoid));
-    client->avoid.now_us = test_clock;
+    memset(&client->backoff, 0, sizeof(client->backoff));
+    client->backoff.now_us = test_clock;
     pthread_mutex_unlock(&client->lock);
     return 0;
 }

@@ -35,7 +35,7 @@ static void entries_come_out_in_order_whatever_was_removed(void **state)
         assert_true((e - entries) % 3 != 0);
         last = e->deadline_us;
         deadline_heap_remove(&heap, e);
-        assert_int_equal(e->place, 0);
+        assert_int_equal(e->index, 0);
     }
     assert_int_equal(left, 0);
     deadline_heap_fini(&heap);

@@ -39,7 +39,7 @@ static bool merge(struct provider_set *set, uint8_t peer, uint64_t seq, int64_t 
 {
     struct record r = expert(peer, seq, expires_at, offline);
 
-    return provider_set_merge(set, &r, NOW, &(struct placing){NULL, 0, 0});
+    return provider_set_merge(set, &r, NOW, &(struct ranking){NULL, 0, 0});
 }
 
 static void providers_come_back_whole_and_freshest_first(void **state)
@@ -206,7 +206,7 @@ static void forgetting_a_peer_empties_its_entries_only(void **state)
     merge(&lookup_cache_touch(&cache, a)->found, 1, 50, 2000, false);
     merge(&lookup_cache_touch(&cache, a)->found, 2, 50, 2000, false);
     merge(&lookup_cache_touch(&cache, b)->found, 2, 50, 2000, false);
-    lookup_cache_forget(&cache, (const uint8_t[PEER_ID_BYTES]){1}, &(struct placing){NULL, 0, 0});
+    lookup_cache_forget(&cache, (const uint8_t[PEER_ID_BYTES]){1}, &(struct ranking){NULL, 0, 0});
     assert_int_equal(lookup_cache_find(&cache, a)->found.live, 0);
     assert_int_equal(lookup_cache_find(&cache, b)->found.live, 1);
     lookup_cache_fini(&cache);
@@ -216,7 +216,7 @@ static void forget(struct lookup_cache *cache, unsigned peer)
 {
     const uint8_t id[PEER_ID_BYTES] = {(uint8_t)peer, 0, (uint8_t)(peer >> 8)};
 
-    lookup_cache_forget(cache, id, &(struct placing){NULL, 0, 0});
+    lookup_cache_forget(cache, id, &(struct ranking){NULL, 0, 0});
 }
 
 static void a_record_that_comes_after_its_peer_was_forgotten_stays(void **state)
@@ -492,7 +492,7 @@ static void only_what_failed_is_tried_again_and_only_what_was_told_is_withdrawn(
     assert_int_equal(d[0].record->prefix.coord_count, 0);
     assert_string_equal(d[2].record->node.state, "offline");
     assert_true(d[3].record->prefix.part >= d[0].record->prefix.parts);
-    assert_int_equal(publication_bells(p), 1);
+    assert_int_equal(publication_notifications(p), 1);
     assert_true(d[4].record->expert.offline && d[5].record->expert.offline);
     end_round(p, d, 6, SKEP_OK);
     struct publication_state later = state_at(NOW + 200, PUBLISH_OFFLINE);

@@ -212,30 +212,30 @@ static void failures_and_answers_are_remembered_and_bounded(void **state)
     assert_int_equal(peer_memory_new(&m, NULL), SKEP_OK);
     peer_memory_answered(m, a, 1000);
     peer_memory_failed(m, c, 1000);
-    uint64_t places[] = {peer_memory_place(m, a, 1, 2000), peer_memory_place(m, b, 1, 2000),
-                         peer_memory_place(m, c, 1, 2000)};
+    uint64_t places[] = {peer_memory_rank(m, a, 1, 2000), peer_memory_rank(m, b, 1, 2000),
+                         peer_memory_rank(m, c, 1, 2000)};
     assert_true(peer_memory_is_answered(places[0]) && peer_memory_is_failed(places[2]));
     assert_true(places[0] < places[1] && places[1] < places[2]);
-    assert_true(peer_memory_place(m, b, 2, 2000) != places[1]); /* another lot */
-    assert_true(peer_memory_place(m, b, 1, 9000) == places[1]);
+    assert_true(peer_memory_rank(m, b, 2, 2000) != places[1]); /* another lot */
+    assert_true(peer_memory_rank(m, b, 1, 9000) == places[1]);
     peer_memory_failed(m, a, 3000);
     peer_memory_answered(m, c, 3000);
-    assert_true(peer_memory_is_failed(peer_memory_place(m, a, 1, 4000)));
-    assert_true(peer_memory_is_answered(peer_memory_place(m, c, 1, 4000)));
+    assert_true(peer_memory_is_failed(peer_memory_rank(m, a, 1, 4000)));
+    assert_true(peer_memory_is_answered(peer_memory_rank(m, c, 1, 4000)));
     /* What failed longest ago has its turn first, and is forgotten after a while. */
     peer_memory_failed(m, b, 3500);
-    assert_true(peer_memory_place(m, a, 1, 4000) < peer_memory_place(m, b, 1, 4000));
-    assert_false(peer_memory_is_failed(peer_memory_place(m, a, 1, 3000 + PEER_MEMORY_FAILED_US)));
+    assert_true(peer_memory_rank(m, a, 1, 4000) < peer_memory_rank(m, b, 1, 4000));
+    assert_false(peer_memory_is_failed(peer_memory_rank(m, a, 1, 3000 + PEER_MEMORY_FAILED_US)));
     /* A flood of failures drives out failures only. */
     memset(id, 0, sizeof(id));
     for (uint32_t i = 0; i < 4 * PEER_MEMORY_FAILED; i++) {
         store_u32(id, i);
         peer_memory_failed(m, id, 5000 + i);
     }
-    assert_true(peer_memory_is_answered(peer_memory_place(m, c, 1, 5000)));
+    assert_true(peer_memory_is_answered(peer_memory_rank(m, c, 1, 5000)));
     for (uint32_t i = 0; i < 4 * PEER_MEMORY_FAILED; i++) {
         store_u32(id, i);
-        kept += peer_memory_is_failed(peer_memory_place(m, id, 1, 5000));
+        kept += peer_memory_is_failed(peer_memory_rank(m, id, 1, 5000));
     }
     assert_true(kept > PEER_MEMORY_FAILED / 2 && kept <= PEER_MEMORY_FAILED);
     peer_memory_free(m);

@@ -260,13 +260,13 @@ static void expect_answer(struct skep_remote_expert *expert, bool backward, cons
 }
 
 /* Whether the client has noticed that a node is silent, or asks it last for another reason. */
-static bool is_avoided(struct skep_client *client, size_t n)
+static bool is_backed_off(struct skep_client *client, size_t n)
 {
     uint8_t peer_id[PEER_ID_BYTES];
 
     assert_true(peer_id_parse(peer_id, nodes[n].peer_id));
     pthread_mutex_lock(&client->lock);
-    bool avoided = avoid_is_avoided(&client->avoid, peer_id, "t.1");
+    bool avoided = backoff_is_active(&client->backoff, peer_id, "t.1");
     pthread_mutex_unlock(&client->lock);
     return avoided;
 }
@@ -386,7 +386,7 @@ static void a_pause_loses_no_call(void **state)
     struct skep_call *sent[2], *waits[2];
     for (int backward = 0; backward < 2; backward++)
         sent[backward] = start_call(expert, backward, NULL, PATIENCE_MS, x);
-    assert_true(UNTIL(is_avoided(client, 0), PATIENCE_MS));
+    assert_true(UNTIL(is_backed_off(client, 0), PATIENCE_MS));
     for (int backward = 0; backward < 2; backward++)
         waits[backward] = start_call(expert, backward, NULL, PATIENCE_MS, x);
     assert_int_equal(kill(nodes[0].pid, SIGCONT), 0);

@@ -379,25 +379,25 @@ static void a_holder_that_answers_is_left_alone(void **state)
 static void nothing_is_offered_while_it_is_closed(void **state)
 {
     (void)state;
-    const struct leases_config config = {.max_duration_ms = 1000};
+    const struct lease_server_config config = {.max_duration_ms = 1000};
     const uint8_t somebody[PEER_ID_BYTES] = {1};
-    struct leases *leases;
-    struct leases_stats stats;
+    struct lease_server *leases;
+    struct lease_server_stats stats;
 
-    assert_int_equal(leases_new(&config, &leases, NULL), SKEP_OK);
-    assert_true(leases_offer(leases, "a"));
-    assert_true(leases_is_on_offer(leases));
-    assert_true(leases_offer(leases, NULL));
-    assert_false(leases_is_on_offer(leases));
-    assert_true(leases_tick(leases, clock_mono_us()) == CLOCK_NEVER);
-    assert_int_equal(leases_priority(leases, somebody), 0);
-    assert_int_equal(leases_priority(NULL, somebody), 0);
-    leases_close(leases);
-    assert_false(leases_offer(leases, "b"));
-    leases_stats(leases, &stats);
+    assert_int_equal(lease_server_new(&config, &leases, NULL), SKEP_OK);
+    assert_true(lease_server_offer(leases, "a"));
+    assert_true(lease_server_is_on_offer(leases));
+    assert_true(lease_server_offer(leases, NULL));
+    assert_false(lease_server_is_on_offer(leases));
+    assert_true(lease_server_tick(leases, clock_mono_us()) == CLOCK_NEVER);
+    assert_int_equal(lease_server_priority(leases, somebody), 0);
+    assert_int_equal(lease_server_priority(NULL, somebody), 0);
+    lease_server_close(leases);
+    assert_false(lease_server_offer(leases, "b"));
+    lease_server_stats(leases, &stats);
     assert_int_equal(stats.begun, 0);
-    leases_free(leases);
-    leases_free(NULL);
+    lease_server_free(leases);
+    lease_server_free(NULL);
 }
 
 int main(void)

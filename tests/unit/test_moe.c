@@ -393,7 +393,7 @@ static void stragglers_are_not_waited_for_long(void **state)
     skep_moe_pass_free(pass);
     skep_tensor_free(y);
 
-    test_time_us += AVOID_FIRST_MS * UINT64_C(1000);
+    test_time_us += BACKOFF_FIRST_MS * UINT64_C(1000);
     pass = forward(moe, &b, &y);
     assert_int_equal(expert_at(3, 1)->forward_calls, before + 1);
     skep_moe_pass_free(pass);
@@ -434,7 +434,7 @@ static void a_healthy_sibling_does_not_clear_a_broken_expert(void **state)
         }
         assert_int_equal(e->forward_calls, 4); /* of the first pass */
         assert_int_equal(sibling->forward_calls, 5 * 4);
-        test_time_us += AVOID_FIRST_MS * UINT64_C(1000);
+        test_time_us += BACKOFF_FIRST_MS * UINT64_C(1000);
         pass = forward(moe, &b, &y);
         assert_int_equal(e->forward_calls, 2 * 4);
         skep_moe_pass_free(pass);

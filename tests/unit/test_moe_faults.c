@@ -169,7 +169,7 @@ static void samples_with_enough_live_experts_succeed(void **state)
             train();
             assert_true(calls_of_broken() > before);
             assert_true(NET_UNTIL(calls_under_way() == 0));
-            test_time_us += AVOID_LONGEST_MS * UINT64_C(1000);
+            test_time_us += BACKOFF_LONGEST_MS * UINT64_C(1000);
         }
         forget(NULL);
     }
@@ -251,7 +251,7 @@ static void failing_nodes_are_avoided_for_a_while(void **state)
 static void back_off_grows_and_is_reset_by_success(void **state)
 {
     (void)state;
-    uint64_t wait_us = AVOID_FIRST_MS * UINT64_C(1000);
+    uint64_t wait_us = BACKOFF_FIRST_MS * UINT64_C(1000);
     struct fake_expert *e = expert_number(0);
 
     start_layer(LONG_STRAGGLER_MS);
@@ -280,7 +280,7 @@ static void back_off_grows_and_is_reset_by_success(void **state)
     e->forward = FAKE_NAN;
     train();
     unsigned before = e->forward_calls;
-    test_time_us += AVOID_FIRST_MS * UINT64_C(1000);
+    test_time_us += BACKOFF_FIRST_MS * UINT64_C(1000);
     train();
     assert_int_equal(e->forward_calls, before + 1);
     end_layer();

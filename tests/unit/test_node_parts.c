@@ -53,7 +53,7 @@ static const char *announced(const char *wish, const char *bound, bool loopback,
 
     if (wish != NULL) {
         wished = endpoint_of(wish);
-        input.wish = &wished;
+        input.preset = &wished;
     }
     size_t count = announce_pick(&input, ask, &seen, out);
     text[0] = '\0';

@@ -4,15 +4,15 @@
 
 #include <string.h>
 
-static enum peer_clocks_verdict saw(struct peer_clocks *clocks, uint8_t peer, int64_t ahead_s,
-                                    int64_t *said_s)
+static enum peer_clocks_result saw(struct peer_clocks *clocks, uint8_t peer, int64_t ahead_s,
+                                   int64_t *said_s)
 {
     uint8_t id[PEER_ID_BYTES] = {peer};
     int64_t ahead_ms = ahead_s * 1000;
-    enum peer_clocks_verdict verdict = peer_clocks_saw(clocks, id, &ahead_ms);
+    enum peer_clocks_result result = peer_clocks_saw(clocks, id, &ahead_ms);
 
     *said_s = ahead_ms / 1000;
-    return verdict;
+    return result;
 }
 
 static void one_peer_cannot_say_whose_clock_is_wrong(void **state)

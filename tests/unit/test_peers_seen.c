@@ -19,20 +19,20 @@ static struct address peer(unsigned port)
 /* How often a peer that was there for `stay` seconds is contacted in the next `seconds`. */
 static size_t contacts(bool lonely, uint64_t stay, uint64_t seconds)
 {
-    static struct met_peers met;
-    struct address out[MET_PEERS_MAX];
+    static struct peers_seen seen;
+    struct address out[PEERS_SEEN_MAX];
     struct address known = peer(4222);
     uint64_t now = START;
     size_t n = 0;
 
-    met = (struct met_peers){0};
+    seen = (struct peers_seen){0};
     for (uint64_t s = 0; s <= stay; s++, now += SECOND) {
-        met_peers_look(&met, &known, 1, now);
-        assert_int_equal(met_peers_due(&met, false, MINUTE, now, out), 0);
+        peers_seen_update(&seen, &known, 1, now);
+        assert_int_equal(peers_seen_due(&seen, false, MINUTE, now, out), 0);
     }
     for (uint64_t s = 0; s < seconds; s++, now += SECOND) {
-        met_peers_look(&met, NULL, 0, now);
-        size_t due = met_peers_due(&met, lonely, MINUTE, now, out);
+        peers_seen_update(&seen, NULL, 0, now);
+        size_t due = peers_seen_due(&seen, lonely, MINUTE, now, out);
         assert_true(due <= 1);
         if (due == 1)
             assert_true(address_equal(&out[0], &known));
@@ -62,47 +62,47 @@ static void who_falls_silent_is_looked_for(void **state)
 static void who_is_back_starts_anew(void **state)
 {
     (void)state;
-    struct met_peers met = {0};
-    struct address out[MET_PEERS_MAX];
+    struct peers_seen seen = {0};
+    struct address out[PEERS_SEEN_MAX];
     struct address known = peer(4222);
     uint64_t now = START;
 
-    met_peers_look(&met, &known, 1, now);
-    met_peers_look(&met, &known, 1, now += 20 * SECOND);
+    peers_seen_update(&seen, &known, 1, now);
+    peers_seen_update(&seen, &known, 1, now += 20 * SECOND);
     for (int s = 0; s < 120; s++) {
-        met_peers_look(&met, NULL, 0, now += SECOND);
-        met_peers_due(&met, true, MINUTE, now, out);
+        peers_seen_update(&seen, NULL, 0, now += SECOND);
+        peers_seen_due(&seen, true, MINUTE, now, out);
     }
-    met_peers_look(&met, &known, 1, now += SECOND);
-    assert_int_equal(met_peers_due(&met, false, MINUTE, now, out), 0);
-    met_peers_look(&met, NULL, 0, now += SECOND);
-    assert_int_equal(met_peers_due(&met, true, MINUTE, now, out), 1);
+    peers_seen_update(&seen, &known, 1, now += SECOND);
+    assert_int_equal(peers_seen_due(&seen, false, MINUTE, now, out), 0);
+    peers_seen_update(&seen, NULL, 0, now += SECOND);
+    assert_int_equal(peers_seen_due(&seen, true, MINUTE, now, out), 1);
     /* Becoming lonely does not wait for the minute that was set while it was not. */
-    met_peers_look(&met, &known, 1, now += SECOND);
-    met_peers_look(&met, NULL, 0, now += SECOND);
-    assert_int_equal(met_peers_due(&met, false, MINUTE, now, out), 1);
-    assert_int_equal(met_peers_due(&met, true, MINUTE, now + 2 * SECOND, out), 0);
-    assert_int_equal(met_peers_due(&met, true, MINUTE, now + 5 * SECOND, out), 1);
+    peers_seen_update(&seen, &known, 1, now += SECOND);
+    peers_seen_update(&seen, NULL, 0, now += SECOND);
+    assert_int_equal(peers_seen_due(&seen, false, MINUTE, now, out), 1);
+    assert_int_equal(peers_seen_due(&seen, true, MINUTE, now + 2 * SECOND, out), 0);
+    assert_int_equal(peers_seen_due(&seen, true, MINUTE, now + 5 * SECOND, out), 1);
 }
 
 static void memory_is_bounded_and_keeps_who_is_there(void **state)
 {
     (void)state;
-    struct met_peers met = {0};
-    struct address known[2 * MET_PEERS_MAX];
-    struct address out[MET_PEERS_MAX];
+    struct peers_seen seen = {0};
+    struct address known[2 * PEERS_SEEN_MAX];
+    struct address out[PEERS_SEEN_MAX];
 
-    for (unsigned i = 0; i < 2 * MET_PEERS_MAX; i++)
+    for (unsigned i = 0; i < 2 * PEERS_SEEN_MAX; i++)
         known[i] = peer(1000 + i);
-    met_peers_look(&met, known, 2 * MET_PEERS_MAX, START);
-    assert_int_equal(met.count, MET_PEERS_MAX);
-    met_peers_look(&met, known, 2 * MET_PEERS_MAX, START + MINUTE);
-    assert_true(address_equal(&met.peers[0].address, &known[0]));
+    peers_seen_update(&seen, known, 2 * PEERS_SEEN_MAX, START);
+    assert_int_equal(seen.count, PEERS_SEEN_MAX);
+    peers_seen_update(&seen, known, 2 * PEERS_SEEN_MAX, START + MINUTE);
+    assert_true(address_equal(&seen.peers[0].address, &known[0]));
     /* All but the first are gone, and others have come in their place. */
-    known[MET_PEERS_MAX] = known[0];
-    met_peers_look(&met, known + MET_PEERS_MAX, MET_PEERS_MAX, START + 2 * MINUTE);
-    assert_int_equal(met.count, MET_PEERS_MAX);
-    assert_int_equal(met_peers_due(&met, false, MINUTE, START + 2 * MINUTE, out), 0);
+    known[PEERS_SEEN_MAX] = known[0];
+    peers_seen_update(&seen, known + PEERS_SEEN_MAX, PEERS_SEEN_MAX, START + 2 * MINUTE);
+    assert_int_equal(seen.count, PEERS_SEEN_MAX);
+    assert_int_equal(peers_seen_due(&seen, false, MINUTE, START + 2 * MINUTE, out), 0);
 }
 
 int main(void)

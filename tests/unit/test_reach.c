@@ -24,39 +24,40 @@ static struct endpoint endpoint_of(const char *text)
     return e;
 }
 
-static struct verdict_answer answer_of(const char *dialled, bool is_announced, bool tcp)
+static struct diagnosis_answer answer_of(const char *dialled, bool is_announced, bool tcp)
 {
-    struct verdict_answer a = {.peer = "0123456789ab",
-                               .dialled = endpoint_of(dialled),
-                               .is_announced = is_announced,
-                               .tcp = tcp,
-                               .dht = VERDICT_DHT_ANSWERS,
-                               .dht_port = 4222};
+    struct diagnosis_answer a = {.peer = "0123456789ab",
+                                 .dialled = endpoint_of(dialled),
+                                 .is_announced = is_announced,
+                                 .tcp = tcp,
+                                 .dht = DIAGNOSIS_DHT_ANSWERS,
+                                 .dht_port = 4222};
 
-    a.is_private = verdict_is_private(&a.dialled);
+    a.is_private = diagnosis_is_private(&a.dialled);
     if (!tcp)
         snprintf(a.why, sizeof(a.why), "timed out");
     return a;
 }
 
-static struct verdict_facts facts_of(const char *announced, bool by_hand)
+static struct diagnosis_evidence facts_of(const char *announced, bool by_hand)
 {
-    struct verdict_facts f = {.announced = endpoint_of(announced),
-                              .bound = endpoint_of("0.0.0.0:9000"),
-                              .by_hand = by_hand,
-                              .resolves = true};
+    struct diagnosis_evidence f = {.announced = endpoint_of(announced),
+                                   .bound = endpoint_of("0.0.0.0:9000"),
+                                   .by_hand = by_hand,
+                                   .resolves = true};
 
     f.bound.port = 9000;
-    f.is_private = verdict_is_private(&f.announced);
+    f.is_private = diagnosis_is_private(&f.announced);
     return f;
 }
 
-static void expect(const struct verdict_facts *facts, const struct verdict_answer *answers,
-                   size_t count, enum skep_reachability state, const char *text)
+static void expect(const struct diagnosis_evidence *evidence,
+                   const struct diagnosis_answer *answers, size_t count,
+                   enum skep_reachability state, const char *text)
 {
-    struct verdict v;
+    struct diagnosis v;
 
-    verdict_reach(facts, answers, count, &v);
+    diagnosis_reach(evidence, answers, count, &v);
     if (v.state != state || strstr(v.message, text) == NULL)
         fail_msg("%s: %s; expected %s with: %s", skep_reachability_name(v.state), v.message,
                  skep_reachability_name(state), text);
@@ -65,20 +66,20 @@ static void expect(const struct verdict_facts *facts, const struct verdict_answe
 static void each_fault_is_told_apart(void **state)
 {
     (void)state;
-    struct verdict_facts f = facts_of("192.0.2.7:9000", false);
-    struct verdict_answer well = answer_of("192.0.2.7:9000", true, true);
-    struct verdict_answer blocked = answer_of("192.0.2.7:9000", true, false);
-    struct verdict_answer silent = well;
-    struct verdict_answer both = blocked;
+    struct diagnosis_evidence f = facts_of("192.0.2.7:9000", false);
+    struct diagnosis_answer well = answer_of("192.0.2.7:9000", true, true);
+    struct diagnosis_answer blocked = answer_of("192.0.2.7:9000", true, false);
+    struct diagnosis_answer silent = well;
+    struct diagnosis_answer both = blocked;
 
-    silent.dht = VERDICT_DHT_SILENT;
-    both.dht = VERDICT_DHT_SILENT;
+    silent.dht = DIAGNOSIS_DHT_SILENT;
+    both.dht = DIAGNOSIS_DHT_SILENT;
     expect(&f, &well, 1, SKEP_REACH_REACHABLE, "0123456789ab has reached 192.0.2.7:9000");
     expect(&f, &blocked, 1, SKEP_REACH_TCP_BLOCKED, "TCP port 9000 (timed out)");
     expect(&f, &silent, 1, SKEP_REACH_UDP_BLOCKED, "--dht-listen");
     expect(&f, &both, 1, SKEP_REACH_TCP_BLOCKED, "UDP port 4222");
     /* A peer of an older version says nothing of the DHT. */
-    well.dht = VERDICT_DHT_UNTRIED;
+    well.dht = DIAGNOSIS_DHT_UNTRIED;
     expect(&f, &well, 1, SKEP_REACH_REACHABLE, "192.0.2.7:9000");
     f = facts_of("192.0.2.99:9000", true);
     well = answer_of("192.0.2.7:9000", false, true);
@@ -91,13 +92,13 @@ static void each_fault_is_told_apart(void **state)
 static void one_peer_that_gets_through_is_enough(void **state)
 {
     (void)state;
-    struct verdict_facts f = facts_of("192.0.2.7:9000", false);
-    struct verdict_answer two[2] = {answer_of("192.0.2.7:9000", true, false),
-                                    answer_of("192.0.2.7:9000", true, true)};
+    struct diagnosis_evidence f = facts_of("192.0.2.7:9000", false);
+    struct diagnosis_answer two[2] = {answer_of("192.0.2.7:9000", true, false),
+                                      answer_of("192.0.2.7:9000", true, true)};
 
-    two[1].dht = VERDICT_DHT_SILENT;
+    two[1].dht = DIAGNOSIS_DHT_SILENT;
     expect(&f, two, 2, SKEP_REACH_REACHABLE, "192.0.2.7:9000");
-    two[0].dht = VERDICT_DHT_SILENT;
+    two[0].dht = DIAGNOSIS_DHT_SILENT;
     expect(&f, two, 2, SKEP_REACH_UDP_BLOCKED, "4222");
     /* Who has tried the announced address itself counts for more. */
     two[1] = answer_of("10.0.0.7:9000", false, true);
@@ -107,8 +108,8 @@ static void one_peer_that_gets_through_is_enough(void **state)
 static void ports_that_are_forwarded_are_understood(void **state)
 {
     (void)state;
-    struct verdict_facts f = facts_of("192.0.2.7:443", true);
-    struct verdict_answer a = answer_of("192.0.2.7:443", true, false);
+    struct diagnosis_evidence f = facts_of("192.0.2.7:443", true);
+    struct diagnosis_answer a = answer_of("192.0.2.7:443", true, false);
 
     expect(&f, &a, 1, SKEP_REACH_TCP_BLOCKED, "forward it in the router to port 9000 here");
     a.tried_bound = true;
@@ -120,8 +121,8 @@ static void ports_that_are_forwarded_are_understood(void **state)
 static void what_peers_cannot_tell_is_no_fault(void **state)
 {
     (void)state;
-    struct verdict_facts f = facts_of("192.0.2.7:9000", true);
-    struct verdict_answer neighbour = answer_of("192.168.1.5:9000", false, true);
+    struct diagnosis_evidence f = facts_of("192.0.2.7:9000", true);
+    struct diagnosis_answer neighbour = answer_of("192.168.1.5:9000", false, true);
 
     /* Behind one router, whose outer address does not lead back. */
     expect(&f, &neighbour, 1, SKEP_REACH_UNCHECKED, "same private network");
@@ -130,7 +131,7 @@ static void what_peers_cannot_tell_is_no_fault(void **state)
     /* Two interfaces of one machine. */
     f = facts_of("192.0.2.7:9000", false);
     f.is_local = true;
-    struct verdict_answer other = answer_of("198.51.100.7:9000", false, true);
+    struct diagnosis_answer other = answer_of("198.51.100.7:9000", false, true);
     other.is_local = true;
     expect(&f, &other, 1, SKEP_REACH_REACHABLE, "192.0.2.7:9000");
     other.tcp = false;
@@ -155,11 +156,11 @@ static void private_addresses_are_known(void **state)
 
     for (size_t i = 0; i < sizeof(inside) / sizeof(inside[0]); i++) {
         struct endpoint e = endpoint_of(inside[i]);
-        assert_true(verdict_is_private(&e));
+        assert_true(diagnosis_is_private(&e));
     }
     for (size_t i = 0; i < sizeof(outside) / sizeof(outside[0]); i++) {
         struct endpoint e = endpoint_of(outside[i]);
-        assert_false(verdict_is_private(&e));
+        assert_false(diagnosis_is_private(&e));
     }
 }
 

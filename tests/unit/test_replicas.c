@@ -136,13 +136,13 @@ static void connect_to(struct scene *s, size_t n)
 }
 
 /* How long the nodes took to answer so far, as far as the client knows. */
-static void set_paces(struct scene *s, uint64_t first_us, uint64_t second_us)
+static void set_latencies(struct scene *s, uint64_t first_us, uint64_t second_us)
 {
     pthread_mutex_lock(&s->client->lock);
     for (size_t n = 0; n < NODES; n++) {
-        uint64_t key = pace_key(nodes[n].net.identity.peer_id, "forward", uids[PLAIN]);
-        pace_began(&s->client->pace, key);
-        pace_answered(&s->client->pace, key, n == 0 ? first_us : second_us);
+        uint64_t key = latency_key(nodes[n].net.identity.peer_id, "forward", uids[PLAIN]);
+        latency_began(&s->client->latencies, key);
+        latency_answered(&s->client->latencies, key, n == 0 ? first_us : second_us);
     }
     pthread_mutex_unlock(&s->client->lock);
 }
@@ -245,14 +245,14 @@ static void a_hedge_that_fails_leaves_the_first_its_time(void **state)
         experts[1][PLAIN].forward = ways[w];
         struct skep_call *call = start(&s, false, &options);
         assert_true(NET_UNTIL(calls_of(&experts[1][PLAIN]) >= 1));
-        assert_true(NET_UNTIL(
-            ({ /* its failure has been taken note of */
-               pthread_mutex_lock(&s.client->lock);
-               struct pace_cost cost =
-                   pace_cost(&s.client->pace,
-                             pace_key(nodes[1].net.identity.peer_id, "forward", uids[PLAIN]), 0);
-               pthread_mutex_unlock(&s.client->lock);
-               cost.waiting == 0;
+        assert_true(
+            NET_UNTIL(({ /* its failure has been taken note of */
+                         pthread_mutex_lock(&s.client->lock);
+                         struct latency_cost cost = latency_cost(
+                             &s.client->latencies,
+                             latency_key(nodes[1].net.identity.peer_id, "forward", uids[PLAIN]), 0);
+                         pthread_mutex_unlock(&s.client->lock);
+                         cost.waiting == 0;
             })));
         /* Its own connection may have taken longer than all that. */
         assert_true(NET_UNTIL(fake_holds(&nodes[0], 1)));
@@ -351,7 +351,7 @@ static void a_mixture_hedges_as_it_is_told(void **state)
     connect_to(&s, 0);
     connect_to(&s, 1);
     /* The one that hangs is asked first, because the other was slow so far. */
-    set_paces(&s, 1, 100000);
+    set_latencies(&s, 1, 100000);
     experts[0][PLAIN].forward = FAKE_HANG;
     if (skep_moe_new(s.client, &o, &moe, &err) != SKEP_OK ||
         skep_moe_forward(moe, &s.x->dl_tensor, lines, &pass, &y, &err) != SKEP_OK)
@@ -364,10 +364,10 @@ static void a_mixture_hedges_as_it_is_told(void **state)
      */
     struct skep_moe_grads grads;
     pthread_mutex_lock(&s.client->lock);
-    uint64_t key = pace_key(nodes[1].net.identity.peer_id, "backward", uids[PLAIN]);
-    pace_began(&s.client->pace, key);
-    pace_answered(&s.client->pace, key, 1000000);
-    memset(&s.client->avoid, 0, sizeof(s.client->avoid));
+    uint64_t key = latency_key(nodes[1].net.identity.peer_id, "backward", uids[PLAIN]);
+    latency_began(&s.client->latencies, key);
+    latency_answered(&s.client->latencies, key, 1000000);
+    memset(&s.client->backoff, 0, sizeof(s.client->backoff));
     pthread_mutex_unlock(&s.client->lock);
     if (skep_moe_backward(pass, &y->dl_tensor, &grads, &err) != SKEP_OK)
         fail_msg("%s", err.message);
@@ -500,7 +500,7 @@ static void calls_at_once_are_spread_evenly(void **state)
     struct skep_call *calls[CALLS];
     struct skep_error err;
 
-    set_paces(&s, 1000, 1000); /* or the round trips of two connections would decide */
+    set_latencies(&s, 1000, 1000); /* or the round trips of two connections would decide */
     experts[0][PLAIN].forward = experts[1][PLAIN].forward = FAKE_LATE;
     for (int i = 0; i < CALLS; i++)
         calls[i] = start(&s, false, NULL);
@@ -572,7 +572,7 @@ static void a_backward_that_may_have_stepped_does_not_go_elsewhere(void **state)
     assert_int_equal(experts[1][PLAIN].backward_calls, 0);
     fake_mend(&nodes[0]);
     pthread_mutex_lock(&s.client->lock);
-    memset(&s.client->avoid, 0, sizeof(s.client->avoid));
+    memset(&s.client->backoff, 0, sizeof(s.client->backoff));
     pthread_mutex_unlock(&s.client->lock);
     if (end(&s, start(&s, false, &options), peer_id, &err) != SKEP_OK)
         fail_msg("%s", err.message);

@@ -568,7 +568,7 @@ static void a_short_get_finds_crowds_and_long_values(void **state)
         assert_int_equal(identity_generate(&by, NULL), SKEP_OK);
         item = make_item(&by, 8, 4000, 0);
         assert_true(item.data.len <= OPENDHT_EXT_SHORT_BYTES);
-        assert_true(CROWD * item.data.len > SHOWN_MAX_BYTES);
+        assert_true(CROWD * item.data.len > SERVED_VALUES_MAX_BYTES);
         assert_true(put(b, &item));
     }
     struct runner *c = start_joined(a);

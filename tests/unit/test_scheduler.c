@@ -111,11 +111,11 @@ static void ask(struct fixture *f, struct scheduler_owner *owner, const char *ke
 
 static void assert_counts(struct fixture *f, const char *key, size_t free, size_t pending)
 {
-    struct scheduler_key_facts facts;
+    struct scheduler_key_counters counters;
 
-    assert_true(scheduler_facts(f->s, tracker_text(key), &facts));
-    assert_int_equal(facts.free, free);
-    assert_int_equal(facts.pending, pending);
+    assert_true(scheduler_counters(f->s, tracker_text(key), &counters));
+    assert_int_equal(counters.free, free);
+    assert_int_equal(counters.pending, pending);
 }
 
 static void assert_last(struct fixture *f, const char *expected)
@@ -672,7 +672,7 @@ static void memory_is_bounded_and_given_back(void **state)
 static void idle_keys_are_forgotten_registered_ones_are_not(void **state)
 {
     struct fixture *f = *state;
-    struct scheduler_key_facts facts;
+    struct scheduler_key_counters counters;
     char key[32];
 
     put(f, &f->a, "busy", "m");
@@ -685,23 +685,23 @@ static void idle_keys_are_forgotten_registered_ones_are_not(void **state)
         ask(f, &f->c, key, 1);
         scheduler_changes(f->s, NULL, NULL);
     }
-    assert_true(scheduler_facts(f->s, tracker_text("busy"), &facts));
-    assert_int_equal(facts.servers, 1);
-    assert_false(scheduler_facts(f->s, tracker_text("idle9"), &facts));
-    assert_true(scheduler_facts(f->s, tracker_text("idle10"), &facts));
+    assert_true(scheduler_counters(f->s, tracker_text("busy"), &counters));
+    assert_int_equal(counters.servers, 1);
+    assert_false(scheduler_counters(f->s, tracker_text("idle9"), &counters));
+    assert_true(scheduler_counters(f->s, tracker_text("idle10"), &counters));
     assert_int_equal(scheduler_register(f->s, &f->a, tracker_text(NULL), NULL), SKEP_OK);
-    assert_true(scheduler_facts(f->s, tracker_text("busy"), &facts));
-    assert_int_equal(facts.servers, 0);
+    assert_true(scheduler_counters(f->s, tracker_text("busy"), &counters));
+    assert_int_equal(counters.servers, 0);
 }
 
 /* ---- changes ---- */
 
-static void count_change(void *arg, const struct scheduler_key_facts *facts)
+static void count_change(void *arg, const struct scheduler_key_counters *counters)
 {
     char *list = arg;
 
-    snprintf(list + strlen(list), 256 - strlen(list), "%.*s %zu/%zu,", (int)facts->key.len,
-             facts->key.data, facts->free, facts->pending);
+    snprintf(list + strlen(list), 256 - strlen(list), "%.*s %zu/%zu,", (int)counters->key.len,
+             counters->key.data, counters->free, counters->pending);
 }
 
 static void changes_are_told_once_a_key(void **state)
@@ -834,10 +834,10 @@ static void random_histories_agree_with_the_model(void **state)
             found = strcmp(f->log[i % MAX_LOG], m.expected) == 0;
         if (!found)
             fail_msg("step %u: expected %s", step, m.expected);
-        struct scheduler_key_facts facts;
-        if (scheduler_facts(f->s, tracker_text("k"), &facts)) {
-            assert_int_equal(facts.free, m.item_count);
-            assert_int_equal(facts.pending, m.waiter_count);
+        struct scheduler_key_counters counters;
+        if (scheduler_counters(f->s, tracker_text("k"), &counters)) {
+            assert_int_equal(counters.free, m.item_count);
+            assert_int_equal(counters.pending, m.waiter_count);
         }
     }
 }

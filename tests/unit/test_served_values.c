@@ -6,21 +6,21 @@
 #include "base/bytes.h"
 #include "dht/record/served_values.h"
 
-enum { LIFETIME = 60, LEN = 300, FIT = SHOWN_MAX_BYTES / LEN };
+enum { LIFETIME = 60, LEN = 300, FIT = SERVED_VALUES_MAX_BYTES / LEN };
 
-static struct shown *shown;
+static struct served_values *served;
 
 static int setup(void **state)
 {
     (void)state;
-    shown = shown_new();
-    return shown == NULL;
+    served = served_values_new();
+    return served == NULL;
 }
 
 static int teardown(void **state)
 {
     (void)state;
-    shown_free(shown);
+    served_values_free(served);
     return 0;
 }
 
@@ -29,7 +29,7 @@ static bool add(uint32_t key_number, uint64_t id, size_t len, uint64_t now_s)
     uint8_t key[RECORD_KEY_BYTES] = {0};
 
     store_u32(key, key_number);
-    return shown_add(shown, key, id, len, now_s, LIFETIME);
+    return served_values_add(served, key, id, len, now_s, LIFETIME);
 }
 
 static void fill(uint32_t key, uint64_t now_s)
@@ -44,7 +44,7 @@ static void as_many_of_a_key_are_shown_as_fit(void **state)
     fill(1, 0);
     assert_false(add(1, FIT + 1, LEN, 0));
     assert_true(add(2, FIT + 1, LEN, 0)); /* another key */
-    assert_true(add(1, FIT + 1, SHOWN_MAX_BYTES - FIT * LEN, 0));
+    assert_true(add(1, FIT + 1, SERVED_VALUES_MAX_BYTES - FIT * LEN, 0));
     assert_false(add(1, FIT + 2, 1, 0));
 }
 
@@ -55,7 +55,7 @@ static void what_is_published_anew_keeps_its_place(void **state)
     for (uint64_t id = 1; id <= FIT; id++)
         assert_true(add(1, id, LEN, 30));
     assert_false(add(1, FIT + 1, LEN, 30));
-    assert_int_equal(shown_count(shown), FIT);
+    assert_int_equal(served_values_count(served), FIT);
 }
 
 static void what_outgrows_its_place_gives_it_up(void **state)
@@ -64,7 +64,7 @@ static void what_outgrows_its_place_gives_it_up(void **state)
     fill(1, 0);
     assert_false(add(1, 1, 2 * LEN, 0));
     assert_true(add(1, FIT + 1, LEN, 0));
-    assert_int_equal(shown_count(shown), FIT);
+    assert_int_equal(served_values_count(served), FIT);
 }
 
 static void what_has_ended_makes_room(void **state)
@@ -73,7 +73,7 @@ static void what_has_ended_makes_room(void **state)
     fill(1, 0);
     assert_false(add(1, FIT + 1, LEN, LIFETIME - 1));
     assert_true(add(1, FIT + 1, LEN, LIFETIME));
-    assert_int_equal(shown_count(shown), 1);
+    assert_int_equal(served_values_count(served), 1);
 }
 
 /* Keys that are not met any more are forgotten while others are. */
@@ -84,10 +84,10 @@ static void ended_keys_do_not_pile_up(void **state)
 
     for (uint32_t key = 0; key < KEYS; key++)
         assert_true(add(key, 1, LEN, 0));
-    assert_int_equal(shown_count(shown), KEYS);
+    assert_int_equal(served_values_count(served), KEYS);
     for (uint64_t i = 0; i < 2000; i++)
         assert_true(add(KEYS, 1, LEN, LIFETIME + i));
-    assert_int_equal(shown_count(shown), 1);
+    assert_int_equal(served_values_count(served), 1);
 }
 
 static void there_is_a_bound_for_all_keys(void **state)
@@ -95,10 +95,10 @@ static void there_is_a_bound_for_all_keys(void **state)
     (void)state;
     uint32_t key = 0;
 
-    while (key <= SHOWN_MAX_VALUES && add(key, 1, 1, 0))
+    while (key <= SERVED_VALUES_MAX_VALUES && add(key, 1, 1, 0))
         key++;
-    assert_int_equal(key, SHOWN_MAX_VALUES);
-    assert_int_equal(shown_count(shown), SHOWN_MAX_VALUES);
+    assert_int_equal(key, SERVED_VALUES_MAX_VALUES);
+    assert_int_equal(served_values_count(served), SERVED_VALUES_MAX_VALUES);
     assert_true(add(0, 1, 1, LIFETIME)); /* the first one again, once it has ended */
 }
 
@@ -111,7 +111,7 @@ static void a_failed_allocation_shows_nothing(void **state)
         assert_false(mem_fail_pending());
         mem_fail_at(0);
     }
-    assert_int_equal(shown_count(shown), 0);
+    assert_int_equal(served_values_count(served), 0);
     assert_true(add(7, 1, LEN, 0));
 }
 

@@ -48,7 +48,7 @@ static void tell(struct watched *w, const char *format, ...)
     pthread_mutex_unlock(&w->lock);
 }
 
-static void on_key_changed(void *arg, const struct scheduler_key_facts *f)
+static void on_key_changed(void *arg, const struct scheduler_key_counters *f)
 {
     tell(arg, "%.*s %zu/%zu", (int)f->key.len, f->key.data, f->free, f->pending);
 }

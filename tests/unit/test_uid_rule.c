@@ -27,7 +27,7 @@ static void exactly_one_of_two_yields_unless_both_keep_it(void **state)
                 struct uid_hold b = hold(1, 0, (enum record_claim_level)theirs, true);
                 char uid[16];
                 snprintf(uid, sizeof(uid), "w.%d", i);
-                enum uid_verdict of_a = uid_judge(uid, &a, &b), of_b = uid_judge(uid, &b, &a);
+                enum uid_decision of_a = uid_judge(uid, &a, &b), of_b = uid_judge(uid, &b, &a);
 
                 if (mine == RECORD_CLAIM_KEPT && theirs == RECORD_CLAIM_KEPT) {
                     assert_int_equal(of_a, UID_DUPLICATE);

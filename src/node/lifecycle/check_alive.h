@@ -9,6 +9,6 @@ struct skep_node;
  * have answered: it hangs if one of them does. For those who tell a watchdog that all is well. Any
  * thread but those.
  */
-void node_touch(struct skep_node *node);
+void node_check_alive(struct skep_node *node);
 
 #endif

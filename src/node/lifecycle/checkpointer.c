@@ -40,21 +40,21 @@ struct round {
     struct skep_error why;
 };
 
-static bool is_changed(const struct hosted *hosted)
+static bool is_changed(const struct local_expert *local)
 {
-    return !hosted->is_saved || hosted->saved_updates != expert_update_count(hosted->expert);
+    return !local->is_saved || local->saved_updates != expert_update_count(local->expert);
 }
 
 /* The most bytes that a copy takes. */
 static size_t copy_room(struct roster *roster)
 {
     size_t room = 0;
-    struct hosted *hosted;
+    struct local_expert *local;
 
-    for (size_t i = 0; (hosted = roster_hold_at(roster, i)) != NULL; i++) {
-        size_t bytes = expert_state_bytes(hosted->expert);
+    for (size_t i = 0; (local = roster_hold_at(roster, i)) != NULL; i++) {
+        size_t bytes = expert_state_bytes(local->expert);
         room = bytes > room ? bytes : room;
-        hosted_release(hosted);
+        local_expert_release(local);
     }
     return room;
 }
@@ -87,31 +87,31 @@ static void count_failed(struct checkpointer *cp, struct round *round, const cha
     pthread_mutex_unlock(&cp->lock);
 }
 
-static skep_status save_one(struct checkpointer *cp, struct hosted *hosted, float *copy,
+static skep_status save_one(struct checkpointer *cp, struct local_expert *local, float *copy,
                             struct skep_error *err)
 {
     struct checkpoint_header header = {
-        .uid = hosted->uid,
-        .options = *expert_settings(hosted->expert),
+        .uid = local->uid,
+        .options = *expert_settings(local->expert),
         .has_training = true,
     };
-    skep_status rc = expert_snapshot(hosted->expert, copy, &header.counters,
+    skep_status rc = expert_snapshot(local->expert, copy, &header.counters,
                                      clock_deadline_us(STEP_WAIT_MS), err);
 
     if (rc == SKEP_OK)
-        rc = checkpoint_dir_save(cp->config.dir, &header, hosted->expert, copy, cp->config.keep,
-                                 err);
+        rc =
+            checkpoint_dir_save(cp->config.dir, &header, local->expert, copy, cp->config.keep, err);
     if (rc != SKEP_OK)
         return rc;
-    hosted->is_saved = true;
-    hosted->saved_updates = header.counters.updates;
-    log_debug("expert %s: checkpoint after %" PRIu64 " update%s saved", hosted->uid,
+    local->is_saved = true;
+    local->saved_updates = header.counters.updates;
+    log_debug("expert %s: checkpoint after %" PRIu64 " update%s saved", local->uid,
               header.counters.updates, text_plural(header.counters.updates));
     return SKEP_OK;
 }
 
 /* One expert, with room made for the first that has changed. */
-static void visit(struct checkpointer *cp, struct hosted *hosted, struct round *round)
+static void visit(struct checkpointer *cp, struct local_expert *local, struct round *round)
 {
     struct skep_error err = {0};
     size_t room = copy_room(cp->config.roster);
@@ -125,11 +125,11 @@ static void visit(struct checkpointer *cp, struct hosted *hosted, struct round *
             memset(round->copy, 0, room); /* touched here, or an optimizer step may have to */
     }
     if (rc == SKEP_OK)
-        rc = save_one(cp, hosted, round->copy, &err);
+        rc = save_one(cp, local, round->copy, &err);
     if (rc == SKEP_OK)
         count_saved(cp);
     else
-        count_failed(cp, round, hosted->uid, &err);
+        count_failed(cp, round, local->uid, &err);
 }
 
 static void report(struct checkpointer *cp, const struct round *round)
@@ -152,45 +152,45 @@ static void report(struct checkpointer *cp, const struct round *round)
 
 /* An untrained expert whose UID may yet turn out to be another node's: its checkpoint would bring
  * the UID back at the next start. */
-static bool may_yield(const struct hosted *hosted)
+static bool may_yield(const struct local_expert *local)
 {
     struct record_claim claim;
 
-    hosted_claim(hosted, &claim);
+    local_expert_claim(local, &claim);
     return claim.level != RECORD_CLAIM_KEPT;
 }
 
 static void run_round(struct checkpointer *cp)
 {
     struct round round = {0};
-    struct hosted *hosted;
+    struct local_expert *local;
 
-    for (size_t i = 0; !is_stopping(cp) && (hosted = roster_hold_at(cp->config.roster, i)) != NULL;
+    for (size_t i = 0; !is_stopping(cp) && (local = roster_hold_at(cp->config.roster, i)) != NULL;
          i++) {
-        if (is_changed(hosted) && !may_yield(hosted))
-            visit(cp, hosted, &round);
-        hosted_release(hosted);
+        if (is_changed(local) && !may_yield(local))
+            visit(cp, local, &round);
+        local_expert_release(local);
     }
     mem_free(round.copy);
     report(cp, &round);
 }
 
 /* Of one expert, at the end. */
-static void tell_lost(const struct hosted *hosted, const char *why)
+static void tell_lost(const struct local_expert *local, const char *why)
 {
-    uint64_t updates = expert_update_count(hosted->expert);
+    uint64_t updates = expert_update_count(local->expert);
 
-    if (hosted->is_saved)
-        updates -= hosted->saved_updates;
-    if (hosted->is_saved)
+    if (local->is_saved)
+        updates -= local->saved_updates;
+    if (local->is_saved)
         log_error("expert %s: lost: %" PRIu64
                   " update%s since its last checkpoint, which could not "
                   "be saved at the stop: %s",
-                  hosted->uid, updates, text_plural(updates), why);
+                  local->uid, updates, text_plural(updates), why);
     else
         log_error("expert %s: lost, with %" PRIu64 " update%s: it has no checkpoint, and could not "
                   "be saved at the stop: %s",
-                  hosted->uid, updates, text_plural(updates), why);
+                  local->uid, updates, text_plural(updates), why);
 }
 
 /* Waits until the time; true if it is to end. */
@@ -262,22 +262,22 @@ size_t checkpointer_finish(struct checkpointer *cp)
 {
     struct round round = {0};
     size_t changed = 0, lost = 0;
-    struct hosted *hosted;
+    struct local_expert *local;
 
-    for (size_t i = 0; (hosted = roster_hold_at(cp->config.roster, i)) != NULL; i++) {
-        changed += is_changed(hosted);
-        hosted_release(hosted);
+    for (size_t i = 0; (local = roster_hold_at(cp->config.roster, i)) != NULL; i++) {
+        changed += is_changed(local);
+        local_expert_release(local);
     }
     if (changed == 0)
         return 0;
     log_info("node: saving %zu expert%s", changed, changed == 1 ? "" : "s");
-    for (size_t i = 0; (hosted = roster_hold_at(cp->config.roster, i)) != NULL; i++) {
+    for (size_t i = 0; (local = roster_hold_at(cp->config.roster, i)) != NULL; i++) {
         round.failed = 0; /* `why` is of this one then */
-        if (is_changed(hosted))
-            visit(cp, hosted, &round);
+        if (is_changed(local))
+            visit(cp, local, &round);
         if (round.failed > 0 && lost++ < LOST_LOGGED)
-            tell_lost(hosted, round.why.message);
-        hosted_release(hosted);
+            tell_lost(local, round.why.message);
+        local_expert_release(local);
     }
     mem_free(round.copy);
     if (lost > LOST_LOGGED)
@@ -287,15 +287,15 @@ size_t checkpointer_finish(struct checkpointer *cp)
 
 void checkpointer_stats(struct checkpointer *cp, struct checkpointer_stats *out)
 {
-    struct hosted *hosted;
+    struct local_expert *local;
 
     pthread_mutex_lock(&cp->lock);
     *out = cp->stats;
     pthread_mutex_unlock(&cp->lock);
-    for (size_t i = 0; (hosted = roster_hold_at(cp->config.roster, i)) != NULL; i++) {
-        uint64_t wait = expert_snapshot_wait_us(hosted->expert);
+    for (size_t i = 0; (local = roster_hold_at(cp->config.roster, i)) != NULL; i++) {
+        uint64_t wait = expert_snapshot_wait_us(local->expert);
         out->longest_wait_us = wait > out->longest_wait_us ? wait : out->longest_wait_us;
-        hosted_release(hosted);
+        local_expert_release(local);
     }
 }
 

@@ -44,7 +44,7 @@ struct looked {
 /* Another node with the same UID. */
 struct finding {
     size_t index; /* into claims.looked */
-    enum uid_verdict verdict;
+    enum uid_decision decision;
     uint8_t peer_id[PEER_ID_BYTES];
     int64_t since_s;
     bool random;
@@ -90,14 +90,14 @@ static skep_status reserve(struct claims *c, size_t count, struct skep_error *er
     return SKEP_OK;
 }
 
-static void add_looked(struct claims *c, const struct hosted *hosted,
+static void add_looked(struct claims *c, const struct local_expert *local,
                        const struct record_claim *claim)
 {
     struct looked *l = &c->looked[c->looked_count];
 
     *l = (struct looked){.claim = *claim};
-    memcpy(l->uid, hosted->uid, sizeof(l->uid));
-    memcpy(l->schema_digest, hosted->schema_digest, sizeof(l->schema_digest));
+    memcpy(l->uid, local->uid, sizeof(l->uid));
+    memcpy(l->schema_digest, local->schema_digest, sizeof(l->schema_digest));
     c->uids[c->looked_count++] = l->uid;
 }
 
@@ -112,22 +112,22 @@ static skep_status list_looked(struct claims *c, bool only_open, struct skep_err
 
     c->looked_count = 0;
     for (size_t i = 0; i < count && rc == SKEP_OK; i++) {
-        struct hosted *hosted = roster_hold_at(roster, (c->turn + i) % count);
+        struct local_expert *local = roster_hold_at(roster, (c->turn + i) % count);
         struct record_claim claim;
 
-        if (hosted == NULL)
+        if (local == NULL)
             continue;
-        if (atomic_load(&hosted->joined_us) == 0)
-            atomic_store(&hosted->joined_us, now);
-        hosted_claim(hosted, &claim);
+        if (atomic_load(&local->joined_us) == 0)
+            atomic_store(&local->joined_us, now);
+        local_expert_claim(local, &claim);
         if (claim.level != RECORD_CLAIM_KEPT) {
             open++;
-            add_looked(c, hosted, &claim);
+            add_looked(c, local, &claim);
         } else if (others > 0) {
             others--;
-            add_looked(c, hosted, &claim);
+            add_looked(c, local, &claim);
         }
-        hosted_release(hosted);
+        local_expert_release(local);
     }
     if (!only_open && count > 0)
         c->turn = (c->turn + (now < c->young_until_us ? YOUNG_UIDS : OLD_UIDS)) % count;
@@ -172,16 +172,16 @@ static void on_seen(void *arg, size_t index, const struct provider *provider)
         return;
     const struct uid_hold mine = {c->node->settings.identity.peer_id, l->schema_digest, l->claim};
     const struct uid_hold theirs = {provider->peer_id, provider->schema_digest, provider->claim};
-    enum uid_verdict verdict = uid_judge(l->uid, &mine, &theirs);
+    enum uid_decision decision = uid_judge(l->uid, &mine, &theirs);
 
-    if (verdict == UID_WAIT || (verdict == UID_YIELD && l->yields))
+    if (decision == UID_WAIT || (decision == UID_YIELD && l->yields))
         return;
     f = new_finding(c);
     if (f == NULL)
         return;
-    l->yields = l->yields || verdict == UID_YIELD;
+    l->yields = l->yields || decision == UID_YIELD;
     *f = (struct finding){.index = index,
-                          .verdict = verdict,
+                          .decision = decision,
                           .since_s = provider->claim.since_s,
                           .random = provider->claim.random};
     memcpy(f->peer_id, provider->peer_id, sizeof(f->peer_id));
@@ -209,14 +209,15 @@ static const char *age_text(int64_t since_s, char out[static AGE_BYTES])
 }
 
 /* Whether this peer has not been reported yet for this expert; it has been then. */
-static bool is_news(struct hosted *hosted, const uint8_t *peer_id)
+static bool is_news(struct local_expert *local, const uint8_t *peer_id)
 {
-    size_t known = hosted->rival_count < HOSTED_RIVALS ? hosted->rival_count : HOSTED_RIVALS;
+    size_t known =
+        local->rival_count < LOCAL_EXPERT_RIVALS ? local->rival_count : LOCAL_EXPERT_RIVALS;
 
     for (size_t i = 0; i < known; i++)
-        if (memcmp(hosted->rivals[i], peer_id, PEER_ID_BYTES) == 0)
+        if (memcmp(local->rivals[i], peer_id, PEER_ID_BYTES) == 0)
             return false;
-    memcpy(hosted->rivals[hosted->rival_count++ % HOSTED_RIVALS], peer_id, PEER_ID_BYTES);
+    memcpy(local->rivals[local->rival_count++ % LOCAL_EXPERT_RIVALS], peer_id, PEER_ID_BYTES);
     return true;
 }
 
@@ -227,35 +228,35 @@ static const char *digest_text(const uint8_t digest[static 16], char out[static 
     return out;
 }
 
-static void log_other_schema(const struct hosted *hosted, const struct finding *f, const char *peer,
-                             const char *age)
+static void log_other_schema(const struct local_expert *local, const struct finding *f,
+                             const char *peer, const char *age)
 {
     char theirs[DIGEST_BYTES], ours[DIGEST_BYTES];
 
     log_warn("expert %s: peer %s serves the same UID %s with another schema (class %s, schema %s; "
              "ours: class %s, schema %s): clients take both for one expert, and the node whose "
              "shapes a call does not fit refuses it; give one of them another UID",
-             hosted->uid, peer, age, f->cls, digest_text(f->schema_digest, theirs),
-             hosted->settings.cls, digest_text(hosted->schema_digest, ours));
+             local->uid, peer, age, f->cls, digest_text(f->schema_digest, theirs),
+             local->settings.cls, digest_text(local->schema_digest, ours));
 }
 
-static void log_finding(const struct hosted *hosted, const struct finding *f)
+static void log_finding(const struct local_expert *local, const struct finding *f)
 {
-    const char *who = hosted->wish == NULL ? "that node" : f->random ? "each" : "this node";
+    const char *who = local->reservation == NULL ? "that node" : f->random ? "each" : "this node";
     char peer[PEER_ID_SHORT_BYTES], age[AGE_BYTES];
 
     peer_id_short(f->peer_id, peer);
     age_text(f->since_s, age);
-    if (f->verdict == UID_OTHER_SCHEMA)
-        log_other_schema(hosted, f, peer, age);
-    else if (f->verdict == UID_DUPLICATE)
+    if (f->decision == UID_OTHER_SCHEMA)
+        log_other_schema(local, f, peer, age);
+    else if (f->decision == UID_DUPLICATE)
         log_warn("expert %s: peer %s serves the same UID %s, and %s picked it at random, so the "
                  "weights differ: clients take both for one expert; give one of them another UID",
-                 hosted->uid, peer, age, who);
+                 local->uid, peer, age, who);
     else
         log_info("expert %s: peer %s serves the same UID %s: clients take both for one expert and "
                  "fail over between them",
-                 hosted->uid, peer, age);
+                 local->uid, peer, age);
 }
 
 static void report(struct claims *c)
@@ -264,16 +265,16 @@ static void report(struct claims *c)
 
     for (size_t i = 0; i < c->finding_count; i++) {
         const struct finding *f = &c->findings[i];
-        struct hosted *hosted;
+        struct local_expert *local;
 
-        if (f->verdict == UID_YIELD)
+        if (f->decision == UID_YIELD)
             continue;
-        hosted = roster_hold(&c->node->roster, c->looked[f->index].uid);
-        if (hosted == NULL)
+        local = roster_hold(&c->node->roster, c->looked[f->index].uid);
+        if (local == NULL)
             continue;
-        if (is_news(hosted, f->peer_id) && reported++ < REPORTED)
-            log_finding(hosted, f);
-        hosted_release(hosted);
+        if (is_news(local, f->peer_id) && reported++ < REPORTED)
+            log_finding(local, f);
+        local_expert_release(local);
     }
     if (reported > REPORTED)
         log_warn("and %zu more UIDs that other nodes serve, too", reported - REPORTED);
@@ -295,42 +296,42 @@ static bool wait_ms(struct claims *c, uint32_t ms)
 }
 
 /* Nobody finds the expert any more; its memory is given back when the last call of it has ended. */
-static void give_up(struct claims *c, struct hosted *hosted)
+static void give_up(struct claims *c, struct local_expert *local)
 {
     uint64_t deadline = clock_deadline_us(UNMAKE_MS);
 
-    roster_retire(&c->node->roster, hosted);
-    while (!hosted_unmake(hosted))
+    roster_retire(&c->node->roster, local);
+    while (!local_expert_unmake(local))
         if (clock_mono_us() > deadline || !wait_ms(c, UNMAKE_LOOK_MS))
             return; /* it goes with the node */
 }
 
-static skep_status make_one(struct claims *c, const struct pattern_wish *wish, const char *uid,
-                            struct skep_error *err)
+static skep_status make_one(struct claims *c, const struct uid_reservation *reservation,
+                            const char *uid, struct skep_error *err)
 {
     struct skep_node *node = c->node;
-    struct skep_expert_options options = wish_options(wish, uid);
-    struct handler_expert published = {.uid = uid, .cls = wish->settings.cls};
-    struct hosted *hosted = NULL;
+    struct skep_expert_options options = reservation_options(reservation, uid);
+    struct handler_expert published = {.uid = uid, .cls = reservation->settings.cls};
+    struct local_expert *local = NULL;
     skep_status rc = node_check_stop(node, err);
 
     if (rc == SKEP_OK)
-        rc = hosted_new(uid, &options, &hosted, err);
+        rc = local_expert_new(uid, &options, &local, err);
     if (rc != SKEP_OK)
         return rc;
-    hosted->wish = wish;
-    atomic_store(&hosted->joined_us, clock_mono_us());
-    memcpy(published.schema_digest, hosted->schema_digest, sizeof(published.schema_digest));
-    rc = node_check_memory(node, hosted, err);
+    local->reservation = reservation;
+    atomic_store(&local->joined_us, clock_mono_us());
+    memcpy(published.schema_digest, local->schema_digest, sizeof(published.schema_digest));
+    rc = node_check_memory(node, local, err);
     if (rc == SKEP_OK)
-        rc = hosted_make(hosted, err);
+        rc = local_expert_make(local, err);
     if (rc == SKEP_OK)
-        rc = node_open_hosted(node, hosted, err);
+        rc = node_open_local_expert(node, local, err);
     if (rc == SKEP_OK)
-        rc = roster_insert(&node->roster, hosted, err);
+        rc = roster_insert(&node->roster, local, err);
     if (rc != SKEP_OK) {
         /* The runtime may have its pools already, and keeps them until it ends. */
-        roster_adopt_retired(&node->roster, hosted);
+        roster_adopt_retired(&node->roster, local);
         return rc;
     }
     /* Only the thread that starts and stops the node ends the handler, after ours. */
@@ -342,7 +343,7 @@ static void log_given_up(struct claims *c, size_t index, const char *next)
     char peer[PEER_ID_SHORT_BYTES] = "";
 
     for (size_t i = 0; i < c->finding_count; i++)
-        if (c->findings[i].index == index && c->findings[i].verdict == UID_YIELD)
+        if (c->findings[i].index == index && c->findings[i].decision == UID_YIELD)
             peer_id_short(c->findings[i].peer_id, peer);
     if (next != NULL)
         log_info("expert %s: peer %s serves the UID as well and has priority: given up, untrained, "
@@ -357,8 +358,8 @@ static void log_given_up(struct claims *c, size_t index, const char *next)
 
 /* Finds UIDs for the experts of one wish that yield: of them as many as are free are replaced. The
  * rest is given up (--allow-fewer), refused, or kept by a node that serves already. */
-static skep_status replace_wish(struct claims *c, const struct pattern_wish *wish, bool is_serving,
-                                struct skep_error *err)
+static skep_status replace_reservation(struct claims *c, const struct uid_reservation *reservation,
+                                       bool is_serving, struct skep_error *err)
 {
     struct roster *roster = &c->node->roster;
     bool fewer = c->node->settings.options.allow_fewer;
@@ -368,36 +369,38 @@ static skep_status replace_wish(struct claims *c, const struct pattern_wish *wis
 
     for (size_t i = 0; i < c->looked_count; i++)
         if (c->looked[i].yields) {
-            struct hosted *hosted = roster_hold(roster, c->looked[i].uid);
+            struct local_expert *local = roster_hold(roster, c->looked[i].uid);
 
-            wanted += hosted != NULL && hosted->wish == wish;
-            if (hosted != NULL)
-                hosted_release(hosted);
+            wanted += local != NULL && local->reservation == reservation;
+            if (local != NULL)
+                local_expert_release(local);
         }
     if (wanted == 0)
         return SKEP_OK;
     uids = mem_calloc(wanted, UID_BYTES);
     if (uids == NULL)
         return error_no_memory(err, "pattern", wanted);
-    rc = node_pick(c->node, wish, wanted, uids, &picked, err);
+    rc = node_pick(c->node, reservation, wanted, uids, &picked, err);
     if (rc == SKEP_OK && picked < wanted && !fewer && !is_serving)
-        rc = pattern_refuse(&wish->pattern, wish->count - wanted + picked, wish->count, err);
+        rc = pattern_refuse(&reservation->pattern, reservation->count - wanted + picked,
+                            reservation->count, err);
     for (size_t i = 0; i < c->looked_count && rc == SKEP_OK; i++) {
-        struct hosted *hosted = c->looked[i].yields ? roster_hold(roster, c->looked[i].uid) : NULL;
+        struct local_expert *local =
+            c->looked[i].yields ? roster_hold(roster, c->looked[i].uid) : NULL;
 
-        if (hosted == NULL)
+        if (local == NULL)
             continue;
-        hosted_release(hosted); /* only we retire it */
-        if (hosted->wish != wish)
+        local_expert_release(local); /* only we retire it */
+        if (local->reservation != reservation)
             continue;
         if (used == picked && is_serving && !fewer) {
-            atomic_store(&hosted->kept, true); /* the next look warns of it */
+            atomic_store(&local->kept, true); /* the next look warns of it */
             continue;
         }
         log_given_up(c, i, used < picked ? uids[used] : NULL);
-        give_up(c, hosted);
+        give_up(c, local);
         if (used < picked)
-            rc = make_one(c, wish, uids[used++], err);
+            rc = make_one(c, reservation, uids[used++], err);
     }
     if (rc == SKEP_OK)
         handler_refresh(c->node->handler);
@@ -411,15 +414,15 @@ static bool note_settled(struct claims *c)
     bool contested = false;
 
     for (size_t i = 0; i < c->looked_count; i++) {
-        struct hosted *hosted = NULL;
+        struct local_expert *local = NULL;
 
         contested = contested || c->looked[i].yields;
         if (!c->looked[i].yields && c->looked[i].claim.level == RECORD_CLAIM_NEW)
-            hosted = roster_hold(&c->node->roster, c->looked[i].uid);
-        if (hosted == NULL)
+            local = roster_hold(&c->node->roster, c->looked[i].uid);
+        if (local == NULL)
             continue;
-        atomic_store(&hosted->settled, true);
-        hosted_release(hosted);
+        atomic_store(&local->settled, true);
+        local_expert_release(local);
     }
     return contested;
 }
@@ -437,9 +440,9 @@ static skep_status look(struct claims *c, bool is_serving, bool *contested, stru
         return rc;
     report(c);
     *contested = note_settled(c);
-    for (const struct pattern_wish *w = c->node->wishes; w != NULL && *contested && rc == SKEP_OK;
-         w = w->next)
-        rc = replace_wish(c, w, is_serving, err);
+    for (const struct uid_reservation *w = c->node->reservations;
+         w != NULL && *contested && rc == SKEP_OK; w = w->next)
+        rc = replace_reservation(c, w, is_serving, err);
     return rc;
 }
 
@@ -449,14 +452,14 @@ static skep_status look(struct claims *c, bool is_serving, bool *contested, stru
 static bool has_open(struct claims *c)
 {
     bool open = false;
-    struct hosted *hosted;
+    struct local_expert *local;
 
-    for (size_t i = 0; !open && (hosted = roster_hold_at(&c->node->roster, i)) != NULL; i++) {
+    for (size_t i = 0; !open && (local = roster_hold_at(&c->node->roster, i)) != NULL; i++) {
         struct record_claim claim;
 
-        hosted_claim(hosted, &claim);
+        local_expert_claim(local, &claim);
         open = claim.level != RECORD_CLAIM_KEPT;
-        hosted_release(hosted);
+        local_expert_release(local);
     }
     return open;
 }

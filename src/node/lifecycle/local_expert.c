@@ -10,89 +10,89 @@
 #include "base/log.h"
 #include "base/tensor.h"
 
-skep_status hosted_new(const char *uid, const struct skep_expert_options *options,
-                       struct hosted **out, struct skep_error *err)
+skep_status local_expert_new(const char *uid, const struct skep_expert_options *options,
+                             struct local_expert **out, struct skep_error *err)
 {
     struct uid parsed;
-    struct hosted *hosted = NULL;
+    struct local_expert *local = NULL;
     skep_status rc = uid_parse(&parsed, uid, err);
 
     *out = NULL;
     if (rc != SKEP_OK)
         return rc;
-    hosted = mem_calloc(1, sizeof(*hosted));
-    if (hosted == NULL)
-        return error_no_memory(err, uid, sizeof(*hosted));
-    memcpy(hosted->uid, parsed.text, sizeof(hosted->uid));
-    rc = expert_describe(options, &hosted->description, err);
+    local = mem_calloc(1, sizeof(*local));
+    if (local == NULL)
+        return error_no_memory(err, uid, sizeof(*local));
+    memcpy(local->uid, parsed.text, sizeof(local->uid));
+    rc = expert_describe(options, &local->description, err);
     if (rc == SKEP_OK)
-        rc = expert_settings_init(&hosted->settings, options, err);
+        rc = expert_settings_init(&local->settings, options, err);
     if (rc != SKEP_OK) {
         if (err != NULL)
             error_prefix(err, "expert %s", uid);
-        mem_free(hosted);
+        mem_free(local);
         return rc;
     }
-    schema_digest(&hosted->description.schema, hosted->schema_digest);
-    hosted->last_us = clock_mono_us();
-    hosted->since_s = clock_wall_ms() / 1000;
-    *out = hosted;
+    schema_digest(&local->description.schema, local->schema_digest);
+    local->last_us = clock_mono_us();
+    local->since_s = clock_wall_ms() / 1000;
+    *out = local;
     return SKEP_OK;
 }
 
-skep_status hosted_make(struct hosted *hosted, struct skep_error *err)
+skep_status local_expert_make(struct local_expert *local, struct skep_error *err)
 {
     skep_status rc = SKEP_OK;
 
-    if (hosted->expert == NULL)
-        rc = expert_new(&hosted->settings.options, &hosted->expert, err);
+    if (local->expert == NULL)
+        rc = expert_new(&local->settings.options, &local->expert, err);
     if (rc != SKEP_OK && err != NULL)
-        error_prefix(err, "expert %s", hosted->uid);
+        error_prefix(err, "expert %s", local->uid);
     return rc;
 }
 
-void hosted_free(struct hosted *hosted)
+void local_expert_free(struct local_expert *local)
 {
-    if (hosted == NULL)
+    if (local == NULL)
         return;
-    expert_free(hosted->expert);
-    mem_free(hosted);
+    expert_free(local->expert);
+    mem_free(local);
 }
 
-void hosted_hold(struct hosted *hosted)
+void local_expert_hold(struct local_expert *local)
 {
-    atomic_fetch_add_explicit(&hosted->holders, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&local->holders, 1, memory_order_relaxed);
 }
 
-void hosted_release(struct hosted *hosted)
+void local_expert_release(struct local_expert *local)
 {
     /* Who frees the expert must see that all work with it has ended. */
-    atomic_fetch_sub_explicit(&hosted->holders, 1, memory_order_release);
+    atomic_fetch_sub_explicit(&local->holders, 1, memory_order_release);
 }
 
-bool hosted_unmake(struct hosted *hosted)
+bool local_expert_unmake(struct local_expert *local)
 {
-    if (atomic_load_explicit(&hosted->holders, memory_order_acquire) > 0)
+    if (atomic_load_explicit(&local->holders, memory_order_acquire) > 0)
         return false;
-    expert_free(hosted->expert);
-    hosted->expert = NULL;
+    expert_free(local->expert);
+    local->expert = NULL;
     return true;
 }
 
-void hosted_claim(const struct hosted *hosted, struct record_claim *out)
+void local_expert_claim(const struct local_expert *local, struct record_claim *out)
 {
     const struct uid_life life = {
-        .random = hosted->wish != NULL,
-        .kept = atomic_load(&hosted->kept),
-        .settled = atomic_load(&hosted->settled),
-        .updates = hosted->expert != NULL ? expert_update_count(hosted->expert) : 0,
-        .joined_us = atomic_load(&hosted->joined_us),
+        .random = local->reservation != NULL,
+        .kept = atomic_load(&local->kept),
+        .settled = atomic_load(&local->settled),
+        .updates = local->expert != NULL ? expert_update_count(local->expert) : 0,
+        .joined_us = atomic_load(&local->joined_us),
     };
 
     *out = (struct record_claim){
         .level = uid_level(&life, clock_mono_us()),
         .random = life.random,
-        .since_s = hosted->since_s,
+        .since_s = local->since_s,
     };
 }
 
@@ -117,8 +117,8 @@ static void free_outputs(DLManagedTensor **outputs, size_t count)
 static skep_status work_forward(void *arg, const DLTensor *inputs, size_t input_count,
                                 DLManagedTensor **outputs, struct skep_error *err)
 {
-    struct hosted *hosted = arg;
-    const struct skep_expert_schema *schema = expert_schema(hosted->expert);
+    struct local_expert *local = arg;
+    const struct skep_expert_schema *schema = expert_schema(local->expert);
     DLTensor views[SKEP_EXPERT_MAX_TENSORS];
     skep_status rc = SKEP_OK;
     size_t made = 0;
@@ -134,7 +134,7 @@ static skep_status work_forward(void *arg, const DLTensor *inputs, size_t input_
             views[made] = outputs[made]->dl_tensor;
     }
     if (rc == SKEP_OK)
-        rc = expert_forward(hosted->expert, inputs, views, err);
+        rc = expert_forward(local->expert, inputs, views, err);
     if (rc != SKEP_OK)
         free_outputs(outputs, made);
     return rc;
@@ -143,8 +143,8 @@ static skep_status work_forward(void *arg, const DLTensor *inputs, size_t input_
 static skep_status work_backward(void *arg, const DLTensor *inputs, size_t input_count,
                                  DLManagedTensor **outputs, struct skep_error *err)
 {
-    struct hosted *hosted = arg;
-    const struct skep_expert_schema *schema = expert_schema(hosted->expert);
+    struct local_expert *local = arg;
+    const struct skep_expert_schema *schema = expert_schema(local->expert);
     DLTensor views[SKEP_EXPERT_MAX_TENSORS];
     skep_status rc = SKEP_OK;
     size_t made = 0;
@@ -157,7 +157,7 @@ static skep_status work_backward(void *arg, const DLTensor *inputs, size_t input
             views[made] = outputs[made]->dl_tensor;
     }
     if (rc == SKEP_OK)
-        rc = expert_backward(hosted->expert, inputs, inputs + schema->input_count, views, err);
+        rc = expert_backward(local->expert, inputs, inputs + schema->input_count, views, err);
     if (rc != SKEP_OK)
         free_outputs(outputs, made);
     return rc;
@@ -165,19 +165,19 @@ static skep_status work_backward(void *arg, const DLTensor *inputs, size_t input
 
 static void pool_stalled(void *arg, bool is_stalled)
 {
-    struct hosted *hosted = arg;
+    struct local_expert *local = arg;
 
-    atomic_store(&hosted->stalled, is_stalled);
-    log_warn("expert %s: %s", hosted->uid,
+    atomic_store(&local->stalled, is_stalled);
+    log_warn("expert %s: %s", local->uid,
              is_stalled ? "stalled, taken off the swarm" : "works again, back in the swarm");
-    if (hosted->changed != NULL)
-        hosted->changed(hosted->changed_arg);
+    if (local->changed != NULL)
+        local->changed(local->changed_arg);
 }
 
-skep_status hosted_open(struct hosted *hosted, struct runtime *runtime,
-                        const struct hosted_limits *limits, struct skep_error *err)
+skep_status local_expert_open(struct local_expert *local, struct runtime *runtime,
+                              const struct local_expert_limits *limits, struct skep_error *err)
 {
-    const struct skep_expert_schema *schema = expert_schema(hosted->expert);
+    const struct skep_expert_schema *schema = expert_schema(local->expert);
     char name[UID_BYTES + 16];
     struct task_pool_config config = {
         .name = name,
@@ -186,43 +186,43 @@ skep_status hosted_open(struct hosted *hosted, struct runtime *runtime,
         .batch_timeout_us = limits->batch_timeout_us,
         .max_queued_tasks = limits->max_queued_tasks,
         .stall_timeout_us = limits->stall_timeout_us,
-        .may_run_inline = expert_is_bounded(hosted->expert),
-        .exclusive = hosted,
+        .may_run_inline = expert_is_bounded(local->expert),
+        .exclusive = local,
         .stalled = pool_stalled,
-        .arg = hosted,
+        .arg = local,
     };
     skep_status rc;
 
-    snprintf(name, sizeof(name), "%s forward", hosted->uid);
+    snprintf(name, sizeof(name), "%s forward", local->uid);
     config.work = work_forward;
     config.output_count = schema->output_count;
-    rc = task_pool_new(runtime, &config, &hosted->forward, err);
+    rc = task_pool_new(runtime, &config, &local->forward, err);
     if (rc != SKEP_OK)
         return rc;
-    snprintf(name, sizeof(name), "%s backward", hosted->uid);
+    snprintf(name, sizeof(name), "%s backward", local->uid);
     config.work = work_backward;
     config.is_heavy = true;
     config.output_count = schema->input_count;
-    return task_pool_new(runtime, &config, &hosted->backward, err);
+    return task_pool_new(runtime, &config, &local->backward, err);
 }
 
-bool hosted_load(struct hosted *hosted, struct record_load *out)
+bool local_expert_load(struct local_expert *local, struct record_load *out)
 {
     struct task_pool_stats forward;
     struct task_pool_stats backward;
     uint64_t now = clock_mono_us();
 
-    task_pool_stats(hosted->forward, &forward);
-    task_pool_stats(hosted->backward, &backward);
+    task_pool_stats(local->forward, &forward);
+    task_pool_stats(local->backward, &backward);
     uint64_t examples = forward.examples + backward.examples;
-    if (now > hosted->last_us)
+    if (now > local->last_us)
         out->examples_per_s =
-            (double)(examples - hosted->last_examples) * 1e6 / (double)(now - hosted->last_us);
+            (double)(examples - local->last_examples) * 1e6 / (double)(now - local->last_us);
     out->queued_tasks = (uint32_t)(forward.queued_tasks + backward.queued_tasks);
-    hosted->last_examples = examples;
-    hosted->last_us = now;
-    atomic_store(&hosted->examples_per_s, out->examples_per_s);
-    return !atomic_load(&hosted->stalled);
+    local->last_examples = examples;
+    local->last_us = now;
+    atomic_store(&local->examples_per_s, out->examples_per_s);
+    return !atomic_load(&local->stalled);
 }
 
 static void pool_stats(struct task_pool *pool, struct skep_pool_stats *out)
@@ -247,19 +247,19 @@ static void pool_stats(struct task_pool *pool, struct skep_pool_stats *out)
     };
 }
 
-void hosted_stats(struct hosted *hosted, struct skep_expert_stats *out)
+void local_expert_stats(struct local_expert *local, struct skep_expert_stats *out)
 {
     memset(out, 0, sizeof(*out));
-    snprintf(out->uid, sizeof(out->uid), "%s", hosted->uid);
-    snprintf(out->cls, sizeof(out->cls), "%s", hosted->settings.cls);
-    snprintf(out->precision, sizeof(out->precision), "%s", hosted->settings.precision);
-    out->parameters = hosted->description.parameters;
-    if (hosted->expert != NULL) {
-        out->updates = expert_update_count(hosted->expert);
-        out->skipped_steps = expert_skipped_count(hosted->expert);
+    snprintf(out->uid, sizeof(out->uid), "%s", local->uid);
+    snprintf(out->cls, sizeof(out->cls), "%s", local->settings.cls);
+    snprintf(out->precision, sizeof(out->precision), "%s", local->settings.precision);
+    out->parameters = local->description.parameters;
+    if (local->expert != NULL) {
+        out->updates = expert_update_count(local->expert);
+        out->skipped_steps = expert_skipped_count(local->expert);
     }
-    pool_stats(hosted->forward, &out->forward);
-    pool_stats(hosted->backward, &out->backward);
+    pool_stats(local->forward, &out->forward);
+    pool_stats(local->backward, &out->backward);
 }
 
 void pool_stats_add(struct skep_pool_stats *sum, const struct skep_pool_stats *more)

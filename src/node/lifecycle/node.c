@@ -66,13 +66,13 @@ void skep_node_free(struct skep_node *node)
     checkpointer_free(node->checkpointer);
     checkpoint_dir_close(&node->checkpoints);
     runtime_free(node->runtime);
-    once_free(node->once);
+    idempotency_free(node->idempotency);
     roster_fini(&node->roster);
-    while (node->wishes != NULL) {
-        struct pattern_wish *wish = node->wishes;
+    while (node->reservations != NULL) {
+        struct uid_reservation *reservation = node->reservations;
 
-        node->wishes = wish->next;
-        mem_free(wish);
+        node->reservations = reservation->next;
+        mem_free(reservation);
     }
     settings_fini(&node->settings);
     own_addresses_fini(&node->own_addresses);
@@ -101,32 +101,33 @@ skep_status node_check_new(struct skep_node *node, const char *what, struct skep
                   : error_set(err, SKEP_FAILED_PRECONDITION, "node: %s after it was started", what);
 }
 
-skep_status node_keep_hosted(struct skep_node *node, struct hosted *hosted, struct skep_error *err)
+skep_status node_keep_local_expert(struct skep_node *node, struct local_expert *local,
+                                   struct skep_error *err)
 {
-    if (roster_lists(&node->roster, hosted->uid))
-        return error_set(err, SKEP_INVALID_ARGUMENT, "expert %s: added twice", hosted->uid);
+    if (roster_lists(&node->roster, local->uid))
+        return error_set(err, SKEP_INVALID_ARGUMENT, "expert %s: added twice", local->uid);
     if (node->settings.checkpoint_dir != NULL) {
-        skep_status rc = checkpoint_dir_check_uid(hosted->uid, err);
+        skep_status rc = checkpoint_dir_check_uid(local->uid, err);
 
         if (rc != SKEP_OK)
             return rc;
     }
-    return roster_append(&node->roster, hosted, err);
+    return roster_append(&node->roster, local, err);
 }
 
-skep_status node_add_hosted(struct skep_node *node, const char *uid,
-                            const struct skep_expert_options *options,
-                            const struct pattern_wish *wish, struct skep_error *err)
+skep_status node_add_local_expert(struct skep_node *node, const char *uid,
+                                  const struct skep_expert_options *options,
+                                  const struct uid_reservation *reservation, struct skep_error *err)
 {
-    struct hosted *hosted;
-    skep_status rc = hosted_new(uid, options, &hosted, err);
+    struct local_expert *local;
+    skep_status rc = local_expert_new(uid, options, &local, err);
 
     if (rc == SKEP_OK)
-        hosted->wish = wish;
+        local->reservation = reservation;
     if (rc == SKEP_OK)
-        rc = node_keep_hosted(node, hosted, err);
+        rc = node_keep_local_expert(node, local, err);
     if (rc != SKEP_OK)
-        hosted_free(hosted);
+        local_expert_free(local);
     return rc;
 }
 
@@ -135,34 +136,34 @@ skep_status skep_node_add_expert(struct skep_node *node, const char *uid,
 {
     skep_status rc = node_check_new(node, "expert added", err);
 
-    return rc == SKEP_OK ? node_add_hosted(node, uid, options, NULL, err) : rc;
+    return rc == SKEP_OK ? node_add_local_expert(node, uid, options, NULL, err) : rc;
 }
 
 skep_status skep_node_add_pattern(struct skep_node *node, const char *pattern, size_t count,
                                   const struct skep_expert_options *options, struct skep_error *err)
 {
-    struct pattern_wish *wish = NULL;
-    struct pattern_wish **last = &node->wishes;
+    struct uid_reservation *reservation = NULL;
+    struct uid_reservation **last = &node->reservations;
     skep_status rc = node_check_new(node, "pattern added", err);
 
     if (rc != SKEP_OK)
         return rc;
-    wish = mem_calloc(1, sizeof(*wish));
-    if (wish == NULL)
-        return error_no_memory(err, pattern, sizeof(*wish));
-    rc = uid_pattern_parse(&wish->pattern, pattern, err);
+    reservation = mem_calloc(1, sizeof(*reservation));
+    if (reservation == NULL)
+        return error_no_memory(err, pattern, sizeof(*reservation));
+    rc = uid_pattern_parse(&reservation->pattern, pattern, err);
     if (rc != SKEP_OK)
         goto fail;
-    if (count < 1 || count > uid_pattern_count(&wish->pattern)) {
+    if (count < 1 || count > uid_pattern_count(&reservation->pattern)) {
         rc = error_set(err, SKEP_INVALID_ARGUMENT,
                        "pattern %s: %zu expert%s asked for, expected 1 to %" PRIu64, pattern, count,
-                       text_plural(count), uid_pattern_count(&wish->pattern));
+                       text_plural(count), uid_pattern_count(&reservation->pattern));
         goto fail;
     }
-    wish->count = count;
-    rc = expert_describe(options, &wish->description, err);
+    reservation->count = count;
+    rc = expert_describe(options, &reservation->description, err);
     if (rc == SKEP_OK)
-        rc = expert_settings_init(&wish->settings, options, err);
+        rc = expert_settings_init(&reservation->settings, options, err);
     if (rc != SKEP_OK) {
         if (err != NULL)
             error_prefix(err, "pattern %s", pattern);
@@ -170,11 +171,11 @@ skep_status skep_node_add_pattern(struct skep_node *node, const char *pattern, s
     }
     while (*last != NULL)
         last = &(*last)->next;
-    *last = wish;
+    *last = reservation;
     return SKEP_OK;
 
 fail:
-    mem_free(wish);
+    mem_free(reservation);
     return rc;
 }
 
@@ -276,7 +277,7 @@ skep_status skep_node_start(struct skep_node *node, struct skep_error *err)
 
     rc = node_bring_up(node, err);
     if (rc == SKEP_OK) {
-        node_log_facts(node);
+        node_log_info(node);
         set_state(node, NODE_RUNNING);
         rc = thread_start(&node->supervisor, "skep-node", supervisor_main, node, err);
     }

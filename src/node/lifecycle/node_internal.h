@@ -37,12 +37,12 @@ enum node_state {
 };
 
 /* Experts to be chosen at start. */
-struct pattern_wish {
+struct uid_reservation {
     struct uid_pattern pattern;
     size_t count;
     struct expert_settings settings;
     struct expert_description description; /* of each */
-    struct pattern_wish *next;
+    struct uid_reservation *next;
 };
 
 /* Why a node announces nothing. */
@@ -60,17 +60,17 @@ struct skep_node {
 
     /* One thread at a time before start; nothing changes them after. */
     struct roster roster;
-    struct pattern_wish *wishes;       /* owned, in the order of adding */
-    uint64_t chosen_us;                /* when the UIDs of patterns were last seen to be free */
-    unsigned choice_rounds;            /* looks since they were chosen */
-    struct claims *claims;             /* lives until skep_node_free(); NULL: no DHT */
-    struct checkpoint_dir checkpoints; /* open from its first use to the stop; see restore.c */
-    struct runtime *runtime;           /* these three live until skep_node_free() */
-    struct once *once;
+    struct uid_reservation *reservations; /* owned, in the order of adding */
+    uint64_t chosen_us;                   /* when the UIDs of patterns were last seen to be free */
+    unsigned choice_rounds;               /* looks since they were chosen */
+    struct claims *claims;                /* lives until skep_node_free(); NULL: no DHT */
+    struct checkpoint_dir checkpoints;    /* open from its first use to the stop; see restore.c */
+    struct runtime *runtime;              /* these three live until skep_node_free() */
+    struct idempotency_cache *idempotency;
     struct service service;
     struct dial_back *dial_back;
-    struct leases *leases;    /* NULL: it is not registered with a tracker */
-    struct presence presence; /* of the thread that starts and stops */
+    struct lease_server *leases; /* NULL: it is not registered with a tracker */
+    struct presence presence;    /* of the thread that starts and stops */
     struct announce_input announce;
     /* These six are of the thread that starts, then of the supervisor: */
     struct own_addresses own_addresses;
@@ -94,10 +94,10 @@ struct skep_node {
     struct server *server;
     struct handler *handler;
     struct tracking *tracking;
-    struct registration *registration;
+    struct tracker_registration *registration;
     struct reach *reach;
     struct skep_node_stats last; /* their counters when they ended */
-    struct verdict last_reach;   /* the same of `reach` */
+    struct diagnosis last_reach; /* the same of `reach` */
 
     pthread_mutex_t lock;   /* guards state and is_ready; taken before `parts` if both */
     pthread_cond_t changed; /* state or is_ready */
@@ -113,20 +113,23 @@ struct skep_node {
 /* start.c: everything up to serving; on failure nothing is left running. */
 skep_status node_bring_up(struct skep_node *node, struct skep_error *err);
 /* @param wish  whose pattern the UID was picked from; NULL: none. */
-skep_status node_add_hosted(struct skep_node *node, const char *uid,
-                            const struct skep_expert_options *options,
-                            const struct pattern_wish *wish, struct skep_error *err);
+skep_status node_add_local_expert(struct skep_node *node, const char *uid,
+                                  const struct skep_expert_options *options,
+                                  const struct uid_reservation *reservation,
+                                  struct skep_error *err);
 /* Takes an expert that was made, on success only. */
-skep_status node_keep_hosted(struct skep_node *node, struct hosted *hosted, struct skep_error *err);
+skep_status node_keep_local_expert(struct skep_node *node, struct local_expert *local,
+                                   struct skep_error *err);
 /* Makes the pools of an expert that was made. */
-skep_status node_open_hosted(struct skep_node *node, struct hosted *hosted, struct skep_error *err);
+skep_status node_open_local_expert(struct skep_node *node, struct local_expert *local,
+                                   struct skep_error *err);
 /* SKEP_CANCELLED once a stop was asked for: a start under way then ends. */
 skep_status node_check_stop(const struct skep_node *node, struct skep_error *err);
 /* SKEP_FAILED_PRECONDITION, saying what came too late, once it was started. */
 skep_status node_check_new(struct skep_node *node, const char *what, struct skep_error *err);
 
 /* wishes.c: chooses the experts of patterns and adds them. */
-skep_status node_add_wishes(struct skep_node *node, struct skep_error *err);
+skep_status node_add_reservations(struct skep_node *node, struct skep_error *err);
 /* Before the node opens: if making the experts took a while, looks again whether others have taken
  * their UIDs, and puts others in their place, which are to be made. */
 skep_status node_check_choice(struct skep_node *node, bool *changed, struct skep_error *err);
@@ -144,7 +147,7 @@ skep_status node_open_checkpoints_as_needed(struct skep_node *node, struct skep_
  * @param uids   room for wish->count, which are filled in the order of their names.
  * @param count  how many there are, which may be more than were wished.
  */
-skep_status node_find_saved(struct skep_node *node, const struct pattern_wish *wish,
+skep_status node_find_saved(struct skep_node *node, const struct uid_reservation *reservation,
                             char (*uids)[UID_BYTES], size_t *count, struct skep_error *err);
 /* Puts the newest checkpoints into the experts that have some. */
 skep_status node_restore_experts(struct skep_node *node, struct skep_error *err);
@@ -158,7 +161,8 @@ bool node_addresses_changed(struct skep_node *node);
 
 /* Whether what was added, and `more` (may be NULL), will fit; before any of it is made. */
 SKEP_MUST_CHECK skep_status node_check_memory(const struct skep_node *node,
-                                              const struct hosted *more, struct skep_error *err);
+                                              const struct local_expert *more,
+                                              struct skep_error *err);
 
 /* node_tracker.c: the tracker beside the node, and its own registration with one. */
 skep_status node_open_leases(struct skep_node *node, struct skep_error *err);
@@ -179,7 +183,7 @@ void node_free_tracking(struct skep_node *node);
 void node_shut_down(struct skep_node *node);
 
 /* facts.c */
-void node_log_facts(struct skep_node *node);
+void node_log_info(struct skep_node *node);
 void node_log_stats(struct skep_node *node);
 /* The counters of what ends before the node does. `parts` is held. */
 void node_collect_parts(struct skep_node *node, struct skep_node_stats *out);

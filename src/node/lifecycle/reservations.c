@@ -29,7 +29,7 @@ struct look {
     bool ended;
     const struct skep_node *node;
     size_t first; /* of the UIDs that this part of the look is about */
-    wish_seen_fn seen;
+    reservation_seen_fn seen;
     void *arg;
 };
 
@@ -82,7 +82,8 @@ static skep_status look_at_part(struct look *look, const char *const *uids, size
 }
 
 skep_status node_look(struct skep_node *node, const char *const *uids, size_t count,
-                      uint32_t timeout_ms, wish_seen_fn seen, void *arg, struct skep_error *err)
+                      uint32_t timeout_ms, reservation_seen_fn seen, void *arg,
+                      struct skep_error *err)
 {
     struct look look = {.node = node, .seen = seen, .arg = arg};
     skep_status rc = SKEP_OK;
@@ -123,84 +124,88 @@ static skep_status find_taken(void *arg, const char *const *uids, size_t count, 
     return node_look(node, uids, count, LOOKUP_WAIT_MS, note_taken, taken, err);
 }
 
-skep_status node_pick(struct skep_node *node, const struct pattern_wish *wish, size_t wanted,
-                      char (*uids)[UID_BYTES], size_t *picked, struct skep_error *err)
+skep_status node_pick(struct skep_node *node, const struct uid_reservation *reservation,
+                      size_t wanted, char (*uids)[UID_BYTES], size_t *picked,
+                      struct skep_error *err)
 {
-    return pattern_choose(&wish->pattern, wanted, find_taken, node, uids, picked, err);
+    return pattern_choose(&reservation->pattern, wanted, find_taken, node, uids, picked, err);
 }
 
 /* The same, and whether it is enough. `hosted` UIDs of the wish are there already. */
-static skep_status pick_enough(struct skep_node *node, const struct pattern_wish *wish,
-                               size_t hosted, char (*uids)[UID_BYTES], size_t *picked,
+static skep_status pick_enough(struct skep_node *node, const struct uid_reservation *reservation,
+                               size_t local, char (*uids)[UID_BYTES], size_t *picked,
                                struct skep_error *err)
 {
-    size_t wanted = wish->count - hosted;
-    skep_status rc = node_pick(node, wish, wanted, uids, picked, err);
+    size_t wanted = reservation->count - local;
+    skep_status rc = node_pick(node, reservation, wanted, uids, picked, err);
 
     if (rc != SKEP_OK || *picked == wanted)
         return rc;
     if (!node->settings.options.allow_fewer)
-        return pattern_refuse(&wish->pattern, hosted + *picked, wish->count, err);
+        return pattern_refuse(&reservation->pattern, local + *picked, reservation->count, err);
     log_warn("pattern of %s: %zu UIDs are free, %zu were wanted: hosting %zu (--allow-fewer)",
-             wish->pattern.name, hosted + *picked, wish->count, hosted + *picked);
+             reservation->pattern.name, local + *picked, reservation->count, local + *picked);
     return SKEP_OK;
 }
 
-struct skep_expert_options wish_options(const struct pattern_wish *wish, const char *uid)
+struct skep_expert_options reservation_options(const struct uid_reservation *reservation,
+                                               const char *uid)
 {
-    struct skep_expert_options options = wish->settings.options;
+    struct skep_expert_options options = reservation->settings.options;
 
     options.seed = skep_expert_seed(options.seed, uid);
     return options;
 }
 
-static skep_status add_all(struct skep_node *node, const struct pattern_wish *wish,
+static skep_status add_all(struct skep_node *node, const struct uid_reservation *reservation,
                            char (*uids)[UID_BYTES], size_t count, struct skep_error *err)
 {
     skep_status rc = SKEP_OK;
 
     for (size_t i = 0; i < count && rc == SKEP_OK; i++) {
-        struct skep_expert_options options = wish_options(wish, uids[i]);
+        struct skep_expert_options options = reservation_options(reservation, uids[i]);
 
-        rc = node_add_hosted(node, uids[i], &options, wish, err);
+        rc = node_add_local_expert(node, uids[i], &options, reservation, err);
     }
     return rc;
 }
 
-static void log_saved(const struct skep_node *node, const struct pattern_wish *wish, size_t saved)
+static void log_saved(const struct skep_node *node, const struct uid_reservation *reservation,
+                      size_t saved)
 {
     const char *path = node->checkpoints.path;
 
-    if (saved > wish->count)
+    if (saved > reservation->count)
         log_warn("%s: holds %zu experts of pattern %s, asked for: %zu; the rest is not hosted",
-                 path, saved, wish->pattern.name, wish->count);
+                 path, saved, reservation->pattern.name, reservation->count);
     else if (saved > 0)
         log_info("%s: pattern %s: of %zu expert%s, %zu go on and %zu start anew", path,
-                 wish->pattern.name, wish->count, text_plural(wish->count), saved,
-                 wish->count - saved);
+                 reservation->pattern.name, reservation->count, text_plural(reservation->count),
+                 saved, reservation->count - saved);
 }
 
-static skep_status add_wish(struct skep_node *node, const struct pattern_wish *wish,
-                            struct skep_error *err)
+static skep_status add_reservation(struct skep_node *node,
+                                   const struct uid_reservation *reservation,
+                                   struct skep_error *err)
 {
-    char(*uids)[UID_BYTES] = mem_calloc(wish->count, UID_BYTES);
+    char(*uids)[UID_BYTES] = mem_calloc(reservation->count, UID_BYTES);
     size_t saved = 0, picked = 0;
     skep_status rc = SKEP_OK;
 
     if (uids == NULL)
-        return error_no_memory(err, "pattern", wish->count);
+        return error_no_memory(err, "pattern", reservation->count);
     if (node->settings.checkpoint_dir != NULL) {
-        rc = node_find_saved(node, wish, uids, &saved, err);
+        rc = node_find_saved(node, reservation, uids, &saved, err);
         if (rc == SKEP_OK)
-            log_saved(node, wish, saved);
-        saved = saved < wish->count ? saved : wish->count;
+            log_saved(node, reservation, saved);
+        saved = saved < reservation->count ? saved : reservation->count;
     }
     if (rc == SKEP_OK)
-        rc = add_all(node, wish, uids, saved, err);
-    if (rc == SKEP_OK && saved < wish->count)
-        rc = pick_enough(node, wish, saved, uids, &picked, err);
+        rc = add_all(node, reservation, uids, saved, err);
+    if (rc == SKEP_OK && saved < reservation->count)
+        rc = pick_enough(node, reservation, saved, uids, &picked, err);
     if (rc == SKEP_OK)
-        rc = add_all(node, wish, uids, picked, err);
+        rc = add_all(node, reservation, uids, picked, err);
     mem_free(uids);
     return rc;
 }
@@ -225,15 +230,16 @@ static skep_status wait_joined(struct skep_node *node, struct skep_error *err)
     return SKEP_OK;
 }
 
-skep_status node_add_wishes(struct skep_node *node, struct skep_error *err)
+skep_status node_add_reservations(struct skep_node *node, struct skep_error *err)
 {
     skep_status rc;
 
-    if (node->wishes == NULL)
+    if (node->reservations == NULL)
         return SKEP_OK;
     rc = wait_joined(node, err);
-    for (const struct pattern_wish *w = node->wishes; w != NULL && rc == SKEP_OK; w = w->next)
-        rc = add_wish(node, w, err);
+    for (const struct uid_reservation *w = node->reservations; w != NULL && rc == SKEP_OK;
+         w = w->next)
+        rc = add_reservation(node, w, err);
     node->chosen_us = clock_mono_us();
     return rc;
 }
@@ -242,9 +248,9 @@ skep_status node_add_wishes(struct skep_node *node, struct skep_error *err)
 
 /* The experts whose UIDs may still be changed, and which of them others have by now. */
 struct choices {
-    struct hosted **experts; /* owned */
-    const char **uids;       /* owned */
-    bool *taken;             /* owned */
+    struct local_expert **experts; /* owned */
+    const char **uids;             /* owned */
+    bool *taken;                   /* owned */
     size_t count;
 };
 
@@ -259,48 +265,50 @@ static skep_status list_choices(const struct skep_node *node, struct choices *c,
                                 struct skep_error *err)
 {
     *c = (struct choices){
-        .experts = mem_calloc(node->roster.count, sizeof(struct hosted *)),
+        .experts = mem_calloc(node->roster.count, sizeof(struct local_expert *)),
         .uids = mem_calloc(node->roster.count, sizeof(char *)),
         .taken = mem_calloc(node->roster.count, sizeof(bool)),
     };
     if (c->experts == NULL || c->uids == NULL || c->taken == NULL)
-        return error_no_memory(err, "experts", node->roster.count * sizeof(struct hosted *));
+        return error_no_memory(err, "experts", node->roster.count * sizeof(struct local_expert *));
     for (size_t i = 0; i < node->roster.count; i++) {
-        struct hosted *hosted = node->roster.items[i];
+        struct local_expert *local = node->roster.items[i];
 
-        if (hosted->wish == NULL || atomic_load(&hosted->kept))
+        if (local->reservation == NULL || atomic_load(&local->kept))
             continue;
-        c->experts[c->count] = hosted;
-        c->uids[c->count++] = hosted->uid;
+        c->experts[c->count] = local;
+        c->uids[c->count++] = local->uid;
     }
     return SKEP_OK;
 }
 
-static size_t count_of_wish(const struct skep_node *node, const struct pattern_wish *wish)
+static size_t count_of_reservation(const struct skep_node *node,
+                                   const struct uid_reservation *reservation)
 {
     size_t count = 0;
 
     for (size_t i = 0; i < node->roster.count; i++)
-        count += node->roster.items[i]->wish == wish;
+        count += node->roster.items[i]->reservation == reservation;
     return count;
 }
 
 /* Picks and makes what a wish lacks. */
-static skep_status fill_wish(struct skep_node *node, const struct pattern_wish *wish,
-                             struct skep_error *err)
+static skep_status fill_reservation(struct skep_node *node,
+                                    const struct uid_reservation *reservation,
+                                    struct skep_error *err)
 {
-    size_t hosted = count_of_wish(node, wish), picked = 0;
+    size_t local = count_of_reservation(node, reservation), picked = 0;
     char(*uids)[UID_BYTES] = NULL;
     skep_status rc;
 
-    if (hosted >= wish->count)
+    if (local >= reservation->count)
         return SKEP_OK;
-    uids = mem_calloc(wish->count - hosted, UID_BYTES);
+    uids = mem_calloc(reservation->count - local, UID_BYTES);
     if (uids == NULL)
-        return error_no_memory(err, "pattern", wish->count - hosted);
-    rc = pick_enough(node, wish, hosted, uids, &picked, err);
+        return error_no_memory(err, "pattern", reservation->count - local);
+    rc = pick_enough(node, reservation, local, uids, &picked, err);
     if (rc == SKEP_OK)
-        rc = add_all(node, wish, uids, picked, err);
+        rc = add_all(node, reservation, uids, picked, err);
     mem_free(uids);
     return rc;
 }
@@ -322,9 +330,9 @@ static skep_status look_again(struct skep_node *node, bool *changed, struct skep
         roster_drop(&node->roster, c.experts[i]);
         *changed = true;
     }
-    for (const struct pattern_wish *w = node->wishes; *changed && w != NULL && rc == SKEP_OK;
-         w = w->next)
-        rc = fill_wish(node, w, err);
+    for (const struct uid_reservation *w = node->reservations;
+         *changed && w != NULL && rc == SKEP_OK; w = w->next)
+        rc = fill_reservation(node, w, err);
     node->chosen_us = clock_mono_us();
     free_choices(&c);
     return rc;
@@ -333,7 +341,7 @@ static skep_status look_again(struct skep_node *node, bool *changed, struct skep
 skep_status node_check_choice(struct skep_node *node, bool *changed, struct skep_error *err)
 {
     *changed = false;
-    if (node->wishes == NULL || node->swarm == NULL || swarm_peer_count(node->swarm) == 0 ||
+    if (node->reservations == NULL || node->swarm == NULL || swarm_peer_count(node->swarm) == 0 ||
         node->choice_rounds >= CHOICE_ROUNDS ||
         clock_mono_us() < node->chosen_us + CHOICE_FRESH_MS * (uint64_t)1000)
         return SKEP_OK;

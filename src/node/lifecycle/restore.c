@@ -35,13 +35,14 @@ static bool may_learn(const struct skep_expert_options *options)
 static bool must_save(const struct skep_node *node)
 {
     for (size_t i = 0; i < node->roster.count; i++) {
-        const struct hosted *hosted = node->roster.items[i];
-        if (may_learn(&hosted->settings.options) ||
-            (!hosted->is_saved && !checkpoint_dir_has(&node->checkpoints, hosted->uid)))
+        const struct local_expert *local = node->roster.items[i];
+        if (may_learn(&local->settings.options) ||
+            (!local->is_saved && !checkpoint_dir_has(&node->checkpoints, local->uid)))
             return true;
     }
-    for (const struct pattern_wish *wish = node->wishes; wish != NULL; wish = wish->next)
-        if (may_learn(&wish->settings.options))
+    for (const struct uid_reservation *reservation = node->reservations; reservation != NULL;
+         reservation = reservation->next)
+        if (may_learn(&reservation->settings.options))
             return true;
     return false;
 }
@@ -65,25 +66,25 @@ static void note_other_uid(const struct checkpoint *c, const char *path, const c
                  text_quote(own, strlen(own), quoted), uid);
 }
 
-static void note_loaded(struct hosted *hosted, const struct checkpoint *c, const char *path)
+static void note_loaded(struct local_expert *local, const struct checkpoint *c, const char *path)
 {
-    note_other_uid(c, path, hosted->uid);
-    hosted->is_saved = true;
-    atomic_store(&hosted->kept, true);
-    hosted->saved_updates = expert_update_count(hosted->expert);
-    log_info("expert %s: loaded from %s", hosted->uid, path);
+    note_other_uid(c, path, local->uid);
+    local->is_saved = true;
+    atomic_store(&local->kept, true);
+    local->saved_updates = expert_update_count(local->expert);
+    log_info("expert %s: loaded from %s", local->uid, path);
 }
 
 /* --- experts that are hosted anyway -------------------------------------------------------- */
 
-static skep_status use_for_hosted(void *arg, const struct checkpoint *c, const char *path,
-                                  struct skep_error *err)
+static skep_status use_for_local_expert(void *arg, const struct checkpoint *c, const char *path,
+                                        struct skep_error *err)
 {
-    struct hosted *hosted = arg;
-    skep_status rc = checkpoint_apply(c, path, hosted->expert, err);
+    struct local_expert *local = arg;
+    skep_status rc = checkpoint_apply(c, path, local->expert, err);
 
     if (rc == SKEP_OK)
-        note_loaded(hosted, c, path);
+        note_loaded(local, c, path);
     return rc;
 }
 
@@ -95,17 +96,17 @@ skep_status node_restore_experts(struct skep_node *node, struct skep_error *err)
     if (rc != SKEP_OK || node->checkpoints.path == NULL)
         return rc;
     for (size_t i = 0; i < node->roster.count && rc == SKEP_OK; i++) {
-        struct hosted *hosted = node->roster.items[i];
+        struct local_expert *local = node->roster.items[i];
 
         rc = node_check_stop(node, err);
-        if (rc != SKEP_OK || hosted->is_saved)
+        if (rc != SKEP_OK || local->is_saved)
             continue;
-        checkpoint_dir_clean(&node->checkpoints, hosted->uid);
-        rc = checkpoint_dir_load(&node->checkpoints, hosted->uid, use_for_hosted, hosted, err);
+        checkpoint_dir_clean(&node->checkpoints, local->uid);
+        rc = checkpoint_dir_load(&node->checkpoints, local->uid, use_for_local_expert, local, err);
         if (rc == SKEP_NOT_FOUND) /* a new one */
             rc = SKEP_OK;
         else if (rc != SKEP_OK)
-            error_prefix(err, "expert %s", hosted->uid);
+            error_prefix(err, "expert %s", local->uid);
     }
     return rc;
 }
@@ -123,41 +124,42 @@ void skep_expert_options_unset(struct skep_expert_options *options)
     options->warmup_steps = options->training_steps = UINT64_MAX;
 }
 
-static void take_number(double *saved, double wish)
+static void take_number(double *saved, double reservation)
 {
-    if (!isnan(wish))
-        *saved = wish;
+    if (!isnan(reservation))
+        *saved = reservation;
 }
 
 /* What the caller has set wins over what was saved. */
-static void take_training(struct skep_expert_options *o, const struct skep_expert_options *wish)
+static void take_training(struct skep_expert_options *o,
+                          const struct skep_expert_options *reservation)
 {
-    if (wish == NULL)
+    if (reservation == NULL)
         return;
-    if (wish->optimizer != NULL)
-        o->optimizer = wish->optimizer;
-    if (wish->schedule != NULL)
-        o->schedule = wish->schedule;
-    if (wish->precision != NULL)
-        o->precision = wish->precision;
-    take_number(&o->learning_rate, wish->learning_rate);
-    take_number(&o->beta1, wish->beta1);
-    take_number(&o->beta2, wish->beta2);
-    take_number(&o->eps, wish->eps);
-    take_number(&o->weight_decay, wish->weight_decay);
-    take_number(&o->momentum, wish->momentum);
-    take_number(&o->clip_grad_norm, wish->clip_grad_norm);
-    if (wish->warmup_steps != UINT64_MAX)
-        o->warmup_steps = wish->warmup_steps;
-    if (wish->training_steps != UINT64_MAX)
-        o->training_steps = wish->training_steps;
+    if (reservation->optimizer != NULL)
+        o->optimizer = reservation->optimizer;
+    if (reservation->schedule != NULL)
+        o->schedule = reservation->schedule;
+    if (reservation->precision != NULL)
+        o->precision = reservation->precision;
+    take_number(&o->learning_rate, reservation->learning_rate);
+    take_number(&o->beta1, reservation->beta1);
+    take_number(&o->beta2, reservation->beta2);
+    take_number(&o->eps, reservation->eps);
+    take_number(&o->weight_decay, reservation->weight_decay);
+    take_number(&o->momentum, reservation->momentum);
+    take_number(&o->clip_grad_norm, reservation->clip_grad_norm);
+    if (reservation->warmup_steps != UINT64_MAX)
+        o->warmup_steps = reservation->warmup_steps;
+    if (reservation->training_steps != UINT64_MAX)
+        o->training_steps = reservation->training_steps;
 }
 
 struct loading {
     const struct skep_node *node;
     const char *uid;
     const struct skep_expert_options *training; /* NULL: as saved */
-    struct hosted *hosted;                      /* the result */
+    struct local_expert *local;                 /* the result */
 };
 
 static skep_status use_for_new(void *arg, const struct checkpoint *c, const char *path,
@@ -165,24 +167,24 @@ static skep_status use_for_new(void *arg, const struct checkpoint *c, const char
 {
     struct loading *loading = arg;
     struct skep_expert_options options = checkpoint_header(c)->options;
-    struct hosted *hosted;
+    struct local_expert *local;
     skep_status rc;
 
     take_training(&options, loading->training);
-    rc = hosted_new(loading->uid, &options, &hosted, err);
+    rc = local_expert_new(loading->uid, &options, &local, err);
     if (rc != SKEP_OK)
         return rc;
-    rc = node_check_memory(loading->node, hosted, err);
+    rc = node_check_memory(loading->node, local, err);
     if (rc == SKEP_OK)
-        rc = hosted_make(hosted, err);
+        rc = local_expert_make(local, err);
     if (rc == SKEP_OK)
-        rc = checkpoint_apply(c, path, hosted->expert, err);
+        rc = checkpoint_apply(c, path, local->expert, err);
     if (rc != SKEP_OK) {
-        hosted_free(hosted);
+        local_expert_free(local);
         return rc;
     }
-    note_loaded(hosted, c, path);
-    loading->hosted = hosted;
+    note_loaded(local, c, path);
+    loading->local = local;
     return SKEP_OK;
 }
 
@@ -196,9 +198,9 @@ static skep_status load_one(struct skep_node *node, const char *uid,
     rc = checkpoint_dir_load(&node->checkpoints, uid, use_for_new, &loading, err);
     if (rc != SKEP_OK)
         return rc;
-    rc = node_keep_hosted(node, loading.hosted, err);
+    rc = node_keep_local_expert(node, loading.local, err);
     if (rc != SKEP_OK)
-        hosted_free(loading.hosted);
+        local_expert_free(loading.local);
     return rc;
 }
 
@@ -282,7 +284,7 @@ static skep_status load_entry(struct skep_node *node, const char *name,
 /* --- experts of a pattern that go on -------------------------------------------------------- */
 
 struct kept {
-    const struct skep_expert_options *wish;
+    const struct skep_expert_options *reservation;
     bool fits;
 };
 
@@ -291,40 +293,42 @@ static skep_status compare_kept(void *arg, const struct checkpoint *c, const cha
 {
     struct kept *kept = arg;
     const struct skep_expert_options *o = &checkpoint_header(c)->options;
-    struct expert_description wished, saved;
+    struct expert_description reserved, saved;
 
-    kept->fits = strcmp(o->cls, kept->wish->cls) == 0 && o->hidden_dim == kept->wish->hidden_dim &&
+    kept->fits = strcmp(o->cls, kept->reservation->cls) == 0 &&
+                 o->hidden_dim == kept->reservation->hidden_dim &&
                  expert_describe(o, &saved, err) == SKEP_OK &&
-                 expert_describe(kept->wish, &wished, err) == SKEP_OK &&
-                 saved.parameters == wished.parameters;
+                 expert_describe(kept->reservation, &reserved, err) == SKEP_OK &&
+                 saved.parameters == reserved.parameters;
     if (!kept->fits)
         log_warn("%s: expert of class %s and width %" PRId64 " is not hosted: asked for are %s of "
                  "%" PRId64,
-                 path, o->cls, o->hidden_dim, kept->wish->cls, kept->wish->hidden_dim);
+                 path, o->cls, o->hidden_dim, kept->reservation->cls,
+                 kept->reservation->hidden_dim);
     return SKEP_OK;
 }
 
-skep_status node_find_saved(struct skep_node *node, const struct pattern_wish *wish,
+skep_status node_find_saved(struct skep_node *node, const struct uid_reservation *reservation,
                             char (*uids)[UID_BYTES], size_t *count, struct skep_error *err)
 {
     char **names = NULL;
     size_t name_count = 0;
-    skep_status rc = node_open_checkpoints(node, may_learn(&wish->settings.options), err);
+    skep_status rc = node_open_checkpoints(node, may_learn(&reservation->settings.options), err);
 
     *count = 0;
     if (rc == SKEP_OK)
         rc = checkpoint_dir_list(&node->checkpoints, &names, &name_count, err);
     for (size_t i = 0; i < name_count && rc == SKEP_OK; i++) {
-        struct kept kept = {.wish = &wish->settings.options, .fits = false};
+        struct kept kept = {.reservation = &reservation->settings.options, .fits = false};
 
         rc = node_check_stop(node, err);
-        if (rc != SKEP_OK || check_entry(node, names[i], &wish->pattern, NULL) != SKEP_OK ||
+        if (rc != SKEP_OK || check_entry(node, names[i], &reservation->pattern, NULL) != SKEP_OK ||
             roster_lists(&node->roster, names[i]))
             continue;
         rc = checkpoint_dir_peek(&node->checkpoints, names[i], compare_kept, &kept, err);
         if (rc == SKEP_NOT_FOUND) /* its first save was cut short */
             rc = SKEP_OK;
-        if (kept.fits && (*count)++ < wish->count)
+        if (kept.fits && (*count)++ < reservation->count)
             snprintf(uids[*count - 1], UID_BYTES, "%s", names[i]);
     }
     checkpoint_dir_free_names(names, name_count);

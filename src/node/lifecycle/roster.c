@@ -16,12 +16,12 @@ void roster_init(struct roster *roster)
 void roster_fini(struct roster *roster)
 {
     for (size_t i = 0; i < roster->count; i++)
-        hosted_free(roster->items[i]);
+        local_expert_free(roster->items[i]);
     while (roster->retired != NULL) {
-        struct hosted *hosted = roster->retired;
+        struct local_expert *local = roster->retired;
 
-        roster->retired = hosted->next_retired;
-        hosted_free(hosted);
+        roster->retired = local->next_retired;
+        local_expert_free(local);
     }
     mem_free(roster->items);
     pthread_rwlock_destroy(&roster->lock);
@@ -31,7 +31,7 @@ void roster_fini(struct roster *roster)
 static skep_status reserve(struct roster *roster, struct skep_error *err)
 {
     size_t cap = roster->cap == 0 ? 16 : roster->cap * 2;
-    struct hosted **items;
+    struct local_expert **items;
 
     if (roster->count < roster->cap)
         return SKEP_OK;
@@ -43,20 +43,20 @@ static skep_status reserve(struct roster *roster, struct skep_error *err)
     return SKEP_OK;
 }
 
-skep_status roster_append(struct roster *roster, struct hosted *hosted, struct skep_error *err)
+skep_status roster_append(struct roster *roster, struct local_expert *local, struct skep_error *err)
 {
     skep_status rc = reserve(roster, err);
 
     if (rc == SKEP_OK)
-        roster->items[roster->count++] = hosted;
+        roster->items[roster->count++] = local;
     return rc;
 }
 
-static void take_out(struct roster *roster, const struct hosted *hosted)
+static void take_out(struct roster *roster, const struct local_expert *local)
 {
     size_t i = 0;
 
-    while (i < roster->count && roster->items[i] != hosted)
+    while (i < roster->count && roster->items[i] != local)
         i++;
     if (i == roster->count)
         return;
@@ -65,10 +65,10 @@ static void take_out(struct roster *roster, const struct hosted *hosted)
             (roster->count - i) * sizeof(roster->items[0]));
 }
 
-void roster_drop(struct roster *roster, struct hosted *hosted)
+void roster_drop(struct roster *roster, struct local_expert *local)
 {
-    take_out(roster, hosted);
-    hosted_free(hosted);
+    take_out(roster, local);
+    local_expert_free(local);
 }
 
 bool roster_lists(const struct roster *roster, const char *uid)
@@ -81,7 +81,7 @@ bool roster_lists(const struct roster *roster, const char *uid)
 
 static int by_uid(const void *a, const void *b)
 {
-    return strcmp((*(struct hosted *const *)a)->uid, (*(struct hosted *const *)b)->uid);
+    return strcmp((*(struct local_expert *const *)a)->uid, (*(struct local_expert *const *)b)->uid);
 }
 
 void roster_sort(struct roster *roster)
@@ -90,30 +90,30 @@ void roster_sort(struct roster *roster)
         qsort(roster->items, roster->count, sizeof(roster->items[0]), by_uid);
 }
 
-skep_status roster_insert(struct roster *roster, struct hosted *hosted, struct skep_error *err)
+skep_status roster_insert(struct roster *roster, struct local_expert *local, struct skep_error *err)
 {
     pthread_rwlock_wrlock(&roster->lock);
-    skep_status rc = roster_append(roster, hosted, err);
+    skep_status rc = roster_append(roster, local, err);
     if (rc == SKEP_OK)
         roster_sort(roster);
     pthread_rwlock_unlock(&roster->lock);
     return rc;
 }
 
-void roster_adopt_retired(struct roster *roster, struct hosted *hosted)
+void roster_adopt_retired(struct roster *roster, struct local_expert *local)
 {
     pthread_rwlock_wrlock(&roster->lock);
-    hosted->next_retired = roster->retired;
-    roster->retired = hosted;
+    local->next_retired = roster->retired;
+    roster->retired = local;
     pthread_rwlock_unlock(&roster->lock);
 }
 
-void roster_retire(struct roster *roster, struct hosted *hosted)
+void roster_retire(struct roster *roster, struct local_expert *local)
 {
     pthread_rwlock_wrlock(&roster->lock);
-    take_out(roster, hosted);
+    take_out(roster, local);
     pthread_rwlock_unlock(&roster->lock);
-    roster_adopt_retired(roster, hosted);
+    roster_adopt_retired(roster, local);
 }
 
 size_t roster_count(struct roster *roster)
@@ -124,7 +124,7 @@ size_t roster_count(struct roster *roster)
     return count;
 }
 
-static struct hosted *find(const struct roster *roster, const char *uid)
+static struct local_expert *find(const struct roster *roster, const char *uid)
 {
     size_t low = 0;
     size_t high = roster->count;
@@ -143,25 +143,25 @@ static struct hosted *find(const struct roster *roster, const char *uid)
     return NULL;
 }
 
-struct hosted *roster_hold(struct roster *roster, const char *uid)
+struct local_expert *roster_hold(struct roster *roster, const char *uid)
 {
     pthread_rwlock_rdlock(&roster->lock);
-    struct hosted *hosted = find(roster, uid);
-    if (hosted != NULL)
-        hosted_hold(hosted);
+    struct local_expert *local = find(roster, uid);
+    if (local != NULL)
+        local_expert_hold(local);
     pthread_rwlock_unlock(&roster->lock);
-    return hosted;
+    return local;
 }
 
-struct hosted *roster_hold_at(struct roster *roster, size_t index)
+struct local_expert *roster_hold_at(struct roster *roster, size_t index)
 {
-    struct hosted *hosted = NULL;
+    struct local_expert *local = NULL;
 
     pthread_rwlock_rdlock(&roster->lock);
     if (index < roster->count)
-        hosted = roster->items[index];
-    if (hosted != NULL)
-        hosted_hold(hosted);
+        local = roster->items[index];
+    if (local != NULL)
+        local_expert_hold(local);
     pthread_rwlock_unlock(&roster->lock);
-    return hosted;
+    return local;
 }

@@ -38,7 +38,7 @@ static skep_status join_swarm(struct skep_node *node, struct skep_error *err)
 
 /* --- memory -------------------------------------------------------------------------------- */
 
-skep_status node_check_memory(const struct skep_node *node, const struct hosted *more,
+skep_status node_check_memory(const struct skep_node *node, const struct local_expert *more,
                               struct skep_error *err)
 {
     const struct skep_node_options *o = &node->settings.options;
@@ -47,8 +47,8 @@ skep_status node_check_memory(const struct skep_node *node, const struct hosted 
     for (size_t i = 0; i < node->roster.count; i++)
         memory_add(&sum, &node->roster.items[i]->description, 1);
     /* Once they are chosen, their experts are in the roster. */
-    for (const struct pattern_wish *w = node->chosen_us == 0 ? node->wishes : NULL; w != NULL;
-         w = w->next)
+    for (const struct uid_reservation *w = node->chosen_us == 0 ? node->reservations : NULL;
+         w != NULL; w = w->next)
         memory_add(&sum, &w->description, w->count);
     if (more != NULL)
         memory_add(&sum, &more->description, 1);
@@ -75,15 +75,16 @@ static skep_status make_experts(struct skep_node *node, struct skep_error *err)
     for (size_t i = 0; i < node->roster.count && rc == SKEP_OK; i++) {
         rc = node_check_stop(node, err);
         if (rc == SKEP_OK)
-            rc = hosted_make(node->roster.items[i], err);
+            rc = local_expert_make(node->roster.items[i], err);
     }
     return rc;
 }
 
-skep_status node_open_hosted(struct skep_node *node, struct hosted *hosted, struct skep_error *err)
+skep_status node_open_local_expert(struct skep_node *node, struct local_expert *local,
+                                   struct skep_error *err)
 {
     const struct skep_node_options *o = &node->settings.options;
-    struct hosted_limits limits = {
+    struct local_expert_limits limits = {
         .max_batch_size = o->max_batch_size,
         .min_batch_size = o->min_batch_size,
         .batch_timeout_us = (uint64_t)o->batch_timeout_ms * 1000,
@@ -91,9 +92,9 @@ skep_status node_open_hosted(struct skep_node *node, struct hosted *hosted, stru
         .max_queued_tasks = o->max_queued_tasks,
     };
 
-    hosted->changed = on_expert_changed;
-    hosted->changed_arg = node;
-    return hosted_open(hosted, node->runtime, &limits, err);
+    local->changed = on_expert_changed;
+    local->changed_arg = node;
+    return local_expert_open(local, node->runtime, &limits, err);
 }
 
 static skep_status open_experts(struct skep_node *node, struct skep_error *err)
@@ -108,7 +109,7 @@ static skep_status open_experts(struct skep_node *node, struct skep_error *err)
                         o->max_queued_bytes > 0 ? o->max_queued_bytes : available / 4);
     roster_sort(&node->roster);
     for (size_t i = 0; i < node->roster.count && rc == SKEP_OK; i++)
-        rc = node_open_hosted(node, node->roster.items[i], err);
+        rc = node_open_local_expert(node, node->roster.items[i], err);
     if (rc == SKEP_OK)
         rc = runtime_start(node->runtime, err);
     return rc;
@@ -151,7 +152,7 @@ static skep_status open_service(struct skep_node *node, struct skep_error *err)
         .swarm = s->swarm,
         .network_id = node->swarm != NULL ? record_network_id(swarm_record(node->swarm)) : 0,
     };
-    skep_status rc = once_new(NULL, &node->once, err);
+    skep_status rc = idempotency_new(NULL, &node->idempotency, err);
 
     if (rc == SKEP_OK)
         rc = dial_back_new(&dial_back, &node->dial_back, err);
@@ -163,7 +164,7 @@ static skep_status open_service(struct skep_node *node, struct skep_error *err)
         .detect_anomalies = s->options.detect_anomalies,
         .encoding = tensor_encoding_of(s->options.compression),
         .grad_encoding = tensor_encoding_of(s->options.grad_compression),
-        .once = node->once,
+        .idempotency = node->idempotency,
         .dial_back = node->dial_back,
         .leases = node->leases,
         .stats = fill_stats,
@@ -220,7 +221,7 @@ static void set_facts(struct skep_node *node)
     presence_show(&node->presence, s->identity.peer_id, &node->announce.bound);
     node->port = node->announce.bound.port;
     endpoint_format(&node->announce.bound, node->endpoint);
-    node->announce.wish = s->has_announce ? &s->announce : NULL;
+    node->announce.preset = s->has_announce ? &s->announce : NULL;
     if (node->swarm == NULL)
         return;
     node->dht_port = swarm_dht_port(node->swarm);
@@ -241,23 +242,23 @@ static void set_facts(struct skep_node *node)
 static bool expert_load(void *arg, const char *uid, struct record_load *out)
 {
     struct skep_node *node = arg;
-    struct hosted *hosted = roster_hold(&node->roster, uid);
-    bool is_served = hosted != NULL && hosted_load(hosted, out);
+    struct local_expert *local = roster_hold(&node->roster, uid);
+    bool is_served = local != NULL && local_expert_load(local, out);
 
-    if (hosted != NULL)
-        hosted_release(hosted);
+    if (local != NULL)
+        local_expert_release(local);
     return is_served;
 }
 
 static void expert_claim(void *arg, const char *uid, struct record_claim *out)
 {
     struct skep_node *node = arg;
-    struct hosted *hosted = roster_hold(&node->roster, uid);
+    struct local_expert *local = roster_hold(&node->roster, uid);
 
-    if (hosted == NULL)
+    if (local == NULL)
         return;
-    hosted_claim(hosted, out);
-    hosted_release(hosted);
+    local_expert_claim(local, out);
+    local_expert_release(local);
 }
 
 static void on_published(void *arg)
@@ -400,7 +401,7 @@ skep_status node_bring_up(struct skep_node *node, struct skep_error *err)
     if (rc == SKEP_OK)
         rc = join_swarm(node, err);
     if (rc == SKEP_OK)
-        rc = node_add_wishes(node, err);
+        rc = node_add_reservations(node, err);
     if (rc == SKEP_OK)
         rc = make_chosen(node, err);
     if (rc == SKEP_OK)

@@ -14,8 +14,8 @@ static bool goes_first(const char *uid, const struct uid_hold *a, const struct u
     return memcmp(a_order, b_order, sizeof(a_order)) < 0;
 }
 
-enum uid_verdict uid_judge(const char *uid, const struct uid_hold *mine,
-                           const struct uid_hold *theirs)
+enum uid_decision uid_judge(const char *uid, const struct uid_hold *mine,
+                            const struct uid_hold *theirs)
 {
     if (mine->claim.level != RECORD_CLAIM_KEPT || theirs->claim.level != RECORD_CLAIM_KEPT)
         return goes_first(uid, mine, theirs) ? UID_WAIT : UID_YIELD;

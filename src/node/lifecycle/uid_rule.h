@@ -17,7 +17,7 @@ struct uid_hold {
     struct record_claim claim;
 };
 
-enum uid_verdict {
+enum uid_decision {
     UID_WAIT,         /* the other gives it up */
     UID_YIELD,        /* we give it up */
     UID_REPLICA,      /* both keep it, and somebody asked both for it by name */
@@ -25,8 +25,8 @@ enum uid_verdict {
     UID_OTHER_SCHEMA, /* both keep it, with other shapes or another class */
 };
 
-enum uid_verdict uid_judge(const char *uid, const struct uid_hold *mine,
-                           const struct uid_hold *theirs);
+enum uid_decision uid_judge(const char *uid, const struct uid_hold *mine,
+                            const struct uid_hold *theirs);
 
 /* What has happened so far to a UID that this node holds. */
 struct uid_life {

@@ -3,7 +3,7 @@
 
 bool announce_must_ask(const struct announce_input *input)
 {
-    return input->wish == NULL && endpoint_is_unspecified(&input->bound);
+    return input->preset == NULL && endpoint_is_unspecified(&input->bound);
 }
 
 static bool is_fit(const struct announce_input *input, const struct endpoint *e)
@@ -25,7 +25,7 @@ size_t announce_pick(const struct announce_input *input, announce_ask_fn ask, vo
     size_t count = 0;
 
     if (!announce_must_ask(input)) {
-        out[0] = input->wish != NULL ? *input->wish : input->bound;
+        out[0] = input->preset != NULL ? *input->preset : input->bound;
         if (out[0].port == 0)
             out[0].port = input->bound.port;
         /* What a person wrote wins over what we think of it, if others can dial it at all. */

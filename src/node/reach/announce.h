@@ -12,7 +12,7 @@
 enum { ANNOUNCE_MAX = 2 }; /* one for each family */
 
 struct announce_input {
-    const struct endpoint *wish; /* --announce; port 0: the bound one. NULL: none */
+    const struct endpoint *preset; /* --announce; port 0: the bound one. NULL: none */
     struct endpoint bound;
     bool loopback_allowed; /* the swarm itself is on loopback */
 };

@@ -120,8 +120,8 @@ static void say_why_nothing(struct skep_node *node)
     else
         log_warn("node: %s loopback in a swarm that is not: nothing is published; use another "
                  "--%s",
-                 node->announce.wish != NULL ? "announces" : "listens on",
-                 node->announce.wish != NULL ? "announce" : "listen, or --announce");
+                 node->announce.preset != NULL ? "announces" : "listens on",
+                 node->announce.preset != NULL ? "announce" : "listen, or --announce");
 }
 
 static bool is_same(const struct skep_node *node, const struct endpoint *endpoints, size_t count)

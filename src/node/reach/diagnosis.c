@@ -6,7 +6,7 @@
 #include <string.h>
 #include "base/number.h"
 
-bool verdict_is_private(const struct endpoint *e)
+bool diagnosis_is_private(const struct endpoint *e)
 {
     struct address a;
 
@@ -22,7 +22,7 @@ bool verdict_is_private(const struct endpoint *e)
            (b[0] == 100 && (b[1] & 0xc0) == 64);
 }
 
-__attribute__((format(printf, 2, 3))) static void say(struct verdict *v, const char *format, ...)
+__attribute__((format(printf, 2, 3))) static void say(struct diagnosis *v, const char *format, ...)
 {
     size_t len = strlen(v->message);
     va_list args;
@@ -34,20 +34,21 @@ __attribute__((format(printf, 2, 3))) static void say(struct verdict *v, const c
 
 /* The answers that count: of those who see us at the announced address if there are any, as they
  * have tried the very endpoint; else all. A success before a failure. */
-static const struct verdict_answer *most_telling(const struct verdict_answer *answers, size_t count)
+static const struct diagnosis_answer *most_telling(const struct diagnosis_answer *answers,
+                                                   size_t count)
 {
-    const struct verdict_answer *best = &answers[0];
+    const struct diagnosis_answer *best = &answers[0];
 
     for (size_t i = 1; i < count; i++) {
-        const struct verdict_answer *a = &answers[i];
+        const struct diagnosis_answer *a = &answers[i];
         if (a->is_announced != best->is_announced ? a->is_announced : a->tcp && !best->tcp)
             best = a;
     }
     return best;
 }
 
-static void judge_tcp(const struct verdict_facts *f, const struct verdict_answer *a,
-                      struct verdict *v)
+static void judge_tcp(const struct diagnosis_evidence *f, const struct diagnosis_answer *a,
+                      struct diagnosis *v)
 {
     unsigned port = a->dialled.port;
     unsigned bound = f->bound.port;
@@ -71,8 +72,8 @@ static void judge_tcp(const struct verdict_facts *f, const struct verdict_answer
 }
 
 /* No peer sees us at what is announced. */
-static void judge_other(const struct verdict_facts *f, const struct verdict_answer *a,
-                        struct verdict *v)
+static void judge_other(const struct diagnosis_evidence *f, const struct diagnosis_answer *a,
+                        struct diagnosis *v)
 {
     char announced[ENDPOINT_TEXT_BYTES];
     const char *origin = f->by_hand ? "--announce" : "--listen";
@@ -112,14 +113,14 @@ static void judge_other(const struct verdict_facts *f, const struct verdict_answ
 }
 
 /* What is wrong with the DHT's port is said after what is wrong with the other. */
-static void judge_dht(const struct verdict_answer *answers, size_t count, struct verdict *v)
+static void judge_dht(const struct diagnosis_answer *answers, size_t count, struct diagnosis *v)
 {
-    const struct verdict_answer *silent = NULL;
+    const struct diagnosis_answer *silent = NULL;
 
     for (size_t i = 0; i < count; i++) {
-        if (answers[i].dht == VERDICT_DHT_ANSWERS)
+        if (answers[i].dht == DIAGNOSIS_DHT_ANSWERS)
             return;
-        if (answers[i].dht == VERDICT_DHT_SILENT)
+        if (answers[i].dht == DIAGNOSIS_DHT_SILENT)
             silent = &answers[i];
     }
     if (silent == NULL)
@@ -135,20 +136,20 @@ static void judge_dht(const struct verdict_answer *answers, size_t count, struct
         v->state = SKEP_REACH_UDP_BLOCKED;
 }
 
-void verdict_reach(const struct verdict_facts *facts, const struct verdict_answer *answers,
-                   size_t count, struct verdict *out)
+void diagnosis_reach(const struct diagnosis_evidence *evidence,
+                     const struct diagnosis_answer *answers, size_t count, struct diagnosis *out)
 {
-    const struct verdict_answer *a = most_telling(answers, count);
+    const struct diagnosis_answer *a = most_telling(answers, count);
     char announced[ENDPOINT_TEXT_BYTES];
 
-    *out = (struct verdict){.state = SKEP_REACH_REACHABLE};
+    *out = (struct diagnosis){.state = SKEP_REACH_REACHABLE};
     if (!a->is_announced)
-        judge_other(facts, a, out);
+        judge_other(evidence, a, out);
     else if (!a->tcp)
-        judge_tcp(facts, a, out);
+        judge_tcp(evidence, a, out);
     judge_dht(answers, count, out);
     if (out->state == SKEP_REACH_REACHABLE)
         say(out, "peer %s has reached %s%s", a->peer,
-            endpoint_format(a->is_announced ? &a->dialled : &facts->announced, announced),
-            a->dht == VERDICT_DHT_ANSWERS ? ", and the DHT's port" : "");
+            endpoint_format(a->is_announced ? &a->dialled : &evidence->announced, announced),
+            a->dht == DIAGNOSIS_DHT_ANSWERS ? ", and the DHT's port" : "");
 }

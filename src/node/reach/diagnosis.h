@@ -12,7 +12,7 @@
 #include "base/endpoint.h"
 
 /* What one peer has told. */
-struct verdict_answer {
+struct diagnosis_answer {
     char peer[16];           /* short peer id */
     struct endpoint dialled; /* the address under which it sees us, and the announced port */
     bool is_announced;       /* the address is one of those announced */
@@ -22,12 +22,12 @@ struct verdict_answer {
     char why[256];           /* if not */
     bool tried_bound;        /* it has tried the port we listen on too, as another is announced */
     bool bound_tcp;          /* and got through there */
-    enum { VERDICT_DHT_UNTRIED, VERDICT_DHT_SILENT, VERDICT_DHT_ANSWERS } dht;
+    enum { DIAGNOSIS_DHT_UNTRIED, DIAGNOSIS_DHT_SILENT, DIAGNOSIS_DHT_ANSWERS } dht;
     uint16_t dht_port; /* which was tried */
 };
 
 /* What is known without asking. */
-struct verdict_facts {
+struct diagnosis_evidence {
     struct endpoint announced; /* the first, if there are several */
     struct endpoint bound;
     bool by_hand;    /* --announce */
@@ -37,17 +37,17 @@ struct verdict_facts {
     bool leads_here; /* dialled from here, this node answers there */
 };
 
-struct verdict {
+struct diagnosis {
     enum skep_reachability state;
     char message[SKEP_REACHABILITY_BYTES];
 };
 
 /* @param count  at least 1. */
-void verdict_reach(const struct verdict_facts *facts, const struct verdict_answer *answers,
-                   size_t count, struct verdict *out);
+void diagnosis_reach(const struct diagnosis_evidence *evidence,
+                     const struct diagnosis_answer *answers, size_t count, struct diagnosis *out);
 
 /* Of private networks, of one link, or behind a carrier's translation: the same address may be
  * somebody else elsewhere. False for names. */
-bool verdict_is_private(const struct endpoint *e);
+bool diagnosis_is_private(const struct endpoint *e);
 
 #endif

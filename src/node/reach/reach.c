@@ -50,7 +50,7 @@ struct reach {
     struct endpoint endpoints[ANNOUNCE_MAX];
     size_t endpoint_count;
     unsigned news; /* grows whenever something else is announced */
-    struct verdict verdict;
+    struct diagnosis diagnosis;
 };
 
 /* --- waiting ------------------------------------------------------------------------------- */
@@ -135,7 +135,7 @@ struct check {
     size_t address_count;
     struct candidate candidates[MAX_CANDIDATES];
     size_t candidate_count;
-    struct verdict_answer answers[WANTED];
+    struct diagnosis_answer answers[WANTED];
     size_t answered_by[WANTED]; /* index of the candidate */
     size_t answer_count;
     char failure[256]; /* of who could not be asked last */
@@ -246,20 +246,20 @@ static uint16_t visible_dht_port(const struct check *c)
 static void take_answer(struct check *c, size_t candidate, const struct reach_answer *got,
                         uint16_t dht_port)
 {
-    struct verdict_answer *a = &c->answers[c->answer_count];
+    struct diagnosis_answer *a = &c->answers[c->answer_count];
     struct address address;
 
     if (got->status != SKEP_OK) {
         snprintf(c->failure, sizeof(c->failure), "%s", got->message);
         return;
     }
-    *a = (struct verdict_answer){.dialled = got->dialled,
-                                 .tcp = got->reachable,
-                                 .dht_port = dht_port,
-                                 .is_announced = is_announced(c, &got->dialled),
-                                 .is_private = verdict_is_private(&got->dialled)};
+    *a = (struct diagnosis_answer){.dialled = got->dialled,
+                                   .tcp = got->reachable,
+                                   .dht_port = dht_port,
+                                   .is_announced = is_announced(c, &got->dialled),
+                                   .is_private = diagnosis_is_private(&got->dialled)};
     if (got->has_dht)
-        a->dht = got->dht_reachable ? VERDICT_DHT_ANSWERS : VERDICT_DHT_SILENT;
+        a->dht = got->dht_reachable ? DIAGNOSIS_DHT_ANSWERS : DIAGNOSIS_DHT_SILENT;
     a->is_local = endpoint_to_address(&got->dialled, &address) && is_local(&address);
     snprintf(a->peer, sizeof(a->peer), "%s", c->candidates[candidate].name);
     snprintf(a->why, sizeof(a->why), "%s", got->message);
@@ -310,10 +310,10 @@ static void ask_for_bound(struct check *c)
     }
 }
 
-static void judge(struct check *c, struct verdict *out)
+static void judge(struct check *c, struct diagnosis *out)
 {
     const struct reach_waiter waiter = waiter_of(c->reach);
-    struct verdict_facts facts = {
+    struct diagnosis_evidence evidence = {
         .announced = c->endpoints[0],
         .bound = c->reach->config.bound,
         .by_hand = c->reach->config.by_hand,
@@ -324,22 +324,22 @@ static void judge(struct check *c, struct verdict *out)
     for (size_t i = 0; i < c->address_count; i++) {
         struct endpoint e;
         endpoint_from_address(&e, (const struct sockaddr *)&c->addresses[i].sa);
-        facts.is_private |= verdict_is_private(&e);
-        facts.is_local |= is_local(&c->addresses[i]);
+        evidence.is_private |= diagnosis_is_private(&e);
+        evidence.is_local |= is_local(&c->addresses[i]);
     }
     for (size_t i = 0; i < c->answer_count; i++)
         seen |= c->answers[i].is_announced;
-    if (!seen && facts.resolves)
-        facts.leads_here =
+    if (!seen && evidence.resolves)
+        evidence.leads_here =
             reach_dial_self(&waiter, c->pool, swarm_identity(c->reach->config.swarm)->peer_id,
                             &c->endpoints[0], SELF_MS);
-    verdict_reach(&facts, c->answers, c->answer_count, out);
+    diagnosis_reach(&evidence, c->answers, c->answer_count, out);
 }
 
 /* --- one check ----------------------------------------------------------------------------- */
 
-__attribute__((format(printf, 2, 3))) static void unchecked(struct verdict *out, const char *format,
-                                                            ...)
+__attribute__((format(printf, 2, 3))) static void unchecked(struct diagnosis *out,
+                                                            const char *format, ...)
 {
     va_list args;
 
@@ -349,7 +349,7 @@ __attribute__((format(printf, 2, 3))) static void unchecked(struct verdict *out,
     va_end(args);
 }
 
-static void say_nobody(const struct check *c, struct verdict *out)
+static void say_nobody(const struct check *c, struct diagnosis *out)
 {
     const struct reach_config *config = &c->reach->config;
 
@@ -392,7 +392,7 @@ static bool make_pool(struct check *c, struct skep_error *err)
     return pool_new(&pool, &c->pool, err) == SKEP_OK;
 }
 
-static void run_check(struct check *c, struct verdict *out)
+static void run_check(struct check *c, struct diagnosis *out)
 {
     struct skep_error err;
 
@@ -414,11 +414,11 @@ static void run_check(struct check *c, struct verdict *out)
     pool_free(c->pool);
 }
 
-static void take_verdict(struct reach *r, const struct verdict *v)
+static void take_outcome(struct reach *r, const struct diagnosis *v)
 {
     pthread_mutex_lock(&r->lock);
-    bool is_new = v->state != r->verdict.state;
-    r->verdict = *v;
+    bool is_new = v->state != r->diagnosis.state;
+    r->diagnosis = *v;
     pthread_mutex_unlock(&r->lock);
     if (!is_new)
         log_debug("reachability: %s", v->message);
@@ -429,10 +429,10 @@ static void take_verdict(struct reach *r, const struct verdict *v)
 }
 
 /* Looks now. Returns false if it was closed meanwhile. */
-static bool check(struct reach *r, struct verdict *v)
+static bool check(struct reach *r, struct diagnosis *v)
 {
     struct check *c = mem_calloc(1, sizeof(*c));
-    *v = (struct verdict){0};
+    *v = (struct diagnosis){0};
 
     if (c == NULL) {
         unchecked(v, "could not check: memory is short");
@@ -447,7 +447,7 @@ static bool check(struct reach *r, struct verdict *v)
     }
     if (is_closing(r))
         return false;
-    take_verdict(r, v);
+    take_outcome(r, v);
     return true;
 }
 
@@ -480,7 +480,7 @@ static void wait_for_news(struct reach *r, uint64_t until_us, unsigned known, bo
 static void run(void *arg)
 {
     struct reach *r = arg;
-    struct verdict v;
+    struct diagnosis v;
     uint64_t again_ms = AGAIN_MS;
 
     wait_for_peers(r);
@@ -545,10 +545,10 @@ void reach_announce(struct reach *r, const struct endpoint *endpoints, size_t co
     pthread_mutex_unlock(&r->lock);
 }
 
-void reach_result(struct reach *r, struct verdict *out)
+void reach_result(struct reach *r, struct diagnosis *out)
 {
     pthread_mutex_lock(&r->lock);
-    *out = r->verdict;
+    *out = r->diagnosis;
     pthread_mutex_unlock(&r->lock);
 }
 

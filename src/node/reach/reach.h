@@ -36,7 +36,7 @@ SKEP_MUST_CHECK skep_status reach_new(const struct reach_config *config,
                                       struct reach **out, struct skep_error *err);
 /* Something else is announced now: it is tried soon. */
 void reach_announce(struct reach *reach, const struct endpoint *endpoints, size_t count);
-void reach_result(struct reach *reach, struct verdict *out);
+void reach_result(struct reach *reach, struct diagnosis *out);
 /* Ends what is under way soon, without waiting. NULL is allowed. */
 void reach_close(struct reach *reach);
 /* Waits for the thread, two seconds at most. NULL is allowed. */

@@ -20,29 +20,29 @@ enum {
 };
 static const uint64_t default_ttl_us = UINT64_C(600) * 1000000;
 
-struct once_entry {
-    uint8_t key[ONCE_PEER_BYTES + ONCE_ID_BYTES];
+struct idempotency_entry {
+    uint8_t key[IDEMPOTENCY_PEER_BYTES + IDEMPOTENCY_ID_BYTES];
     uint64_t uid_hash, content;
-    struct once_entry *next_in_bucket;
-    struct once_entry *next_ended; /* in the order of ending */
-    struct once_waiter *waiters;   /* while under way */
-    struct once_waiter *last_waiter;
+    struct idempotency_entry *next_in_bucket;
+    struct idempotency_entry *next_ended; /* in the order of ending */
+    struct idempotency_waiter *waiters;   /* while under way */
+    struct idempotency_waiter *last_waiter;
     bool ended;
     bool kept; /* the tensors are here; false: only the id is remembered */
     uint64_t ended_us;
     size_t bytes;
     size_t tensor_count;
-    DLManagedTensor *tensors[ONCE_MAX_TENSORS]; /* owned */
-    struct skep_error *err;                     /* owned; NULL: success */
+    DLManagedTensor *tensors[IDEMPOTENCY_MAX_TENSORS]; /* owned */
+    struct skep_error *err;                            /* owned; NULL: success */
 };
 
-struct once {
-    struct once_limits limits;
+struct idempotency_cache {
+    struct idempotency_limits limits;
     pthread_mutex_t lock; /* guards all below and every entry */
-    struct once_entry **buckets;
+    struct idempotency_entry **buckets;
     size_t bucket_count, entry_count, bytes;
-    struct once_entry *oldest, *newest; /* with an outcome */
-    struct once_entry *oldest_kept;     /* from here on tensors may be kept */
+    struct idempotency_entry *oldest, *newest; /* with an outcome */
+    struct idempotency_entry *oldest_kept;     /* from here on tensors may be kept */
     uint64_t repeats, forgotten;
 };
 
@@ -75,7 +75,7 @@ static uint64_t hash_words(uint64_t h, const void *data, size_t len)
     return hash_bytes(hash_bytes(h, lanes, sizeof(lanes)), p, len);
 }
 
-uint64_t once_content(const DLTensor *const *tensors, size_t count)
+uint64_t idempotency_content(const DLTensor *const *tensors, size_t count)
 {
     uint64_t h = 0xcbf29ce484222325u;
 
@@ -91,131 +91,132 @@ uint64_t once_content(const DLTensor *const *tensors, size_t count)
     return h;
 }
 
-static size_t bucket_of(const struct once *once, const uint8_t *key)
+static size_t bucket_of(const struct idempotency_cache *cache, const uint8_t *key)
 {
     /* Peers choose the ids. */
-    uint64_t h = keyed_hash(key, ONCE_PEER_BYTES + ONCE_ID_BYTES);
+    uint64_t h = keyed_hash(key, IDEMPOTENCY_PEER_BYTES + IDEMPOTENCY_ID_BYTES);
 
-    return (size_t)h & (once->bucket_count - 1);
+    return (size_t)h & (cache->bucket_count - 1);
 }
 
-skep_status once_new(const struct once_limits *limits, struct once **out, struct skep_error *err)
+skep_status idempotency_new(const struct idempotency_limits *limits, struct idempotency_cache **out,
+                            struct skep_error *err)
 {
-    struct once *once = mem_calloc(1, sizeof(*once));
+    struct idempotency_cache *cache = mem_calloc(1, sizeof(*cache));
 
     *out = NULL;
-    if (once == NULL)
-        return error_no_memory(err, "memory of request ids", sizeof(*once));
+    if (cache == NULL)
+        return error_no_memory(err, "memory of request ids", sizeof(*cache));
     if (limits != NULL)
-        once->limits = *limits;
-    if (once->limits.max_entries == 0)
-        once->limits.max_entries = DEFAULT_ENTRIES;
-    if (once->limits.max_bytes == 0)
-        once->limits.max_bytes = DEFAULT_BYTES;
-    if (once->limits.ttl_us == 0)
-        once->limits.ttl_us = default_ttl_us;
-    once->bucket_count = FIRST_BUCKETS;
-    once->buckets = mem_calloc(once->bucket_count, sizeof(struct once_entry *));
-    if (once->buckets == NULL) {
-        mem_free(once);
+        cache->limits = *limits;
+    if (cache->limits.max_entries == 0)
+        cache->limits.max_entries = DEFAULT_ENTRIES;
+    if (cache->limits.max_bytes == 0)
+        cache->limits.max_bytes = DEFAULT_BYTES;
+    if (cache->limits.ttl_us == 0)
+        cache->limits.ttl_us = default_ttl_us;
+    cache->bucket_count = FIRST_BUCKETS;
+    cache->buckets = mem_calloc(cache->bucket_count, sizeof(struct idempotency_entry *));
+    if (cache->buckets == NULL) {
+        mem_free(cache);
         return error_no_memory(err, "memory of request ids", FIRST_BUCKETS * sizeof(void *));
     }
-    pthread_mutex_init(&once->lock, NULL);
-    *out = once;
+    pthread_mutex_init(&cache->lock, NULL);
+    *out = cache;
     return SKEP_OK;
 }
 
-static void drop_tensors(struct once *once, struct once_entry *entry)
+static void drop_tensors(struct idempotency_cache *cache, struct idempotency_entry *entry)
 {
     for (size_t i = 0; i < entry->tensor_count; i++)
         skep_tensor_free(entry->tensors[i]);
-    once->bytes -= entry->bytes;
+    cache->bytes -= entry->bytes;
     entry->tensor_count = 0;
     entry->bytes = 0;
     entry->kept = false;
 }
 
-static void free_entry(struct once *once, struct once_entry *entry)
+static void free_entry(struct idempotency_cache *cache, struct idempotency_entry *entry)
 {
-    drop_tensors(once, entry);
+    drop_tensors(cache, entry);
     mem_free(entry->err);
     mem_free(entry);
 }
 
-void once_free(struct once *once)
+void idempotency_free(struct idempotency_cache *cache)
 {
-    if (once == NULL)
+    if (cache == NULL)
         return;
-    for (size_t i = 0; i < once->bucket_count; i++)
-        while (once->buckets[i] != NULL) {
-            struct once_entry *entry = once->buckets[i];
+    for (size_t i = 0; i < cache->bucket_count; i++)
+        while (cache->buckets[i] != NULL) {
+            struct idempotency_entry *entry = cache->buckets[i];
 
             assert(entry->ended);
-            once->buckets[i] = entry->next_in_bucket;
-            free_entry(once, entry);
+            cache->buckets[i] = entry->next_in_bucket;
+            free_entry(cache, entry);
         }
-    mem_free(once->buckets);
-    pthread_mutex_destroy(&once->lock);
-    mem_free(once);
+    mem_free(cache->buckets);
+    pthread_mutex_destroy(&cache->lock);
+    mem_free(cache);
 }
 
-static struct once_entry *find(const struct once *once, const uint8_t *key)
+static struct idempotency_entry *find(const struct idempotency_cache *cache, const uint8_t *key)
 {
-    struct once_entry *entry = once->buckets[bucket_of(once, key)];
+    struct idempotency_entry *entry = cache->buckets[bucket_of(cache, key)];
 
     while (entry != NULL && memcmp(entry->key, key, sizeof(entry->key)) != 0)
         entry = entry->next_in_bucket;
     return entry;
 }
 
-static void unlink_entry(struct once *once, struct once_entry *entry)
+static void unlink_entry(struct idempotency_cache *cache, struct idempotency_entry *entry)
 {
-    struct once_entry **at = &once->buckets[bucket_of(once, entry->key)];
+    struct idempotency_entry **at = &cache->buckets[bucket_of(cache, entry->key)];
 
     while (*at != entry)
         at = &(*at)->next_in_bucket;
     *at = entry->next_in_bucket;
-    once->entry_count--;
+    cache->entry_count--;
 }
 
-static void forget_oldest(struct once *once)
+static void forget_oldest(struct idempotency_cache *cache)
 {
-    struct once_entry *entry = once->oldest;
+    struct idempotency_entry *entry = cache->oldest;
 
-    once->oldest = entry->next_ended;
-    if (once->oldest == NULL)
-        once->newest = NULL;
-    if (once->oldest_kept == entry)
-        once->oldest_kept = entry->next_ended;
-    unlink_entry(once, entry);
-    free_entry(once, entry);
+    cache->oldest = entry->next_ended;
+    if (cache->oldest == NULL)
+        cache->newest = NULL;
+    if (cache->oldest_kept == entry)
+        cache->oldest_kept = entry->next_ended;
+    unlink_entry(cache, entry);
+    free_entry(cache, entry);
 }
 
-static void forget_expired(struct once *once, uint64_t now_us)
+static void forget_expired(struct idempotency_cache *cache, uint64_t now_us)
 {
-    while (once->oldest != NULL && now_us >= once->oldest->ended_us &&
-           now_us - once->oldest->ended_us >= once->limits.ttl_us)
-        forget_oldest(once);
+    while (cache->oldest != NULL && now_us >= cache->oldest->ended_us &&
+           now_us - cache->oldest->ended_us >= cache->limits.ttl_us)
+        forget_oldest(cache);
 }
 
 /* Larger is only faster: without memory the table stays as it is. */
-static void grow(struct once *once)
+static void grow(struct idempotency_cache *cache)
 {
-    struct once_entry **old = once->buckets;
-    size_t old_count = once->bucket_count;
-    struct once_entry **buckets;
+    struct idempotency_entry **old = cache->buckets;
+    size_t old_count = cache->bucket_count;
+    struct idempotency_entry **buckets;
 
-    if (once->entry_count < old_count)
+    if (cache->entry_count < old_count)
         return;
-    buckets = mem_calloc(old_count * 2, sizeof(struct once_entry *));
+    buckets = mem_calloc(old_count * 2, sizeof(struct idempotency_entry *));
     if (buckets == NULL)
         return;
-    once->buckets = buckets;
-    once->bucket_count = old_count * 2;
+    cache->buckets = buckets;
+    cache->bucket_count = old_count * 2;
     for (size_t i = 0; i < old_count; i++)
         while (old[i] != NULL) {
-            struct once_entry *entry = old[i];
-            size_t bucket = bucket_of(once, entry->key);
+            struct idempotency_entry *entry = old[i];
+            size_t bucket = bucket_of(cache, entry->key);
 
             old[i] = entry->next_in_bucket;
             entry->next_in_bucket = buckets[bucket];
@@ -224,18 +225,18 @@ static void grow(struct once *once)
     mem_free(old);
 }
 
-static skep_status insert(struct once *once, const uint8_t *key, uint64_t uid_hash,
-                          uint64_t content, struct once_entry **out, struct skep_error *err)
+static skep_status insert(struct idempotency_cache *cache, const uint8_t *key, uint64_t uid_hash,
+                          uint64_t content, struct idempotency_entry **out, struct skep_error *err)
 {
-    struct once_entry *entry;
+    struct idempotency_entry *entry;
 
-    if (once->entry_count >= once->limits.max_entries) {
-        if (once->oldest == NULL)
+    if (cache->entry_count >= cache->limits.max_entries) {
+        if (cache->oldest == NULL)
             return error_set(err, SKEP_RESOURCE_EXHAUSTED,
                              "backward: %zu calls under way, expected at most %zu",
-                             once->entry_count, once->limits.max_entries);
-        once->forgotten++;
-        forget_oldest(once);
+                             cache->entry_count, cache->limits.max_entries);
+        cache->forgotten++;
+        forget_oldest(cache);
     }
     entry = mem_calloc(1, sizeof(*entry));
     if (entry == NULL)
@@ -243,16 +244,16 @@ static skep_status insert(struct once *once, const uint8_t *key, uint64_t uid_ha
     memcpy(entry->key, key, sizeof(entry->key));
     entry->uid_hash = uid_hash;
     entry->content = content;
-    grow(once);
-    size_t bucket = bucket_of(once, key);
-    entry->next_in_bucket = once->buckets[bucket];
-    once->buckets[bucket] = entry;
-    once->entry_count++;
+    grow(cache);
+    size_t bucket = bucket_of(cache, key);
+    entry->next_in_bucket = cache->buckets[bucket];
+    cache->buckets[bucket] = entry;
+    cache->entry_count++;
     *out = entry;
     return SKEP_OK;
 }
 
-static void add_waiter(struct once_entry *entry, struct once_waiter *waiter)
+static void add_waiter(struct idempotency_entry *entry, struct idempotency_waiter *waiter)
 {
     waiter->next = NULL;
     if (entry->last_waiter != NULL)
@@ -264,9 +265,9 @@ static void add_waiter(struct once_entry *entry, struct once_waiter *waiter)
 
 /* An outcome that owns what it shows, so that it can be told without the lock. */
 struct copy {
-    struct once_outcome outcome;
+    struct idempotency_outcome outcome;
     struct skep_error err;
-    DLManagedTensor *tensors[ONCE_MAX_TENSORS];
+    DLManagedTensor *tensors[IDEMPOTENCY_MAX_TENSORS];
 };
 
 static skep_status share(DLManagedTensor *const *tensors, size_t count, DLManagedTensor **out,
@@ -285,9 +286,9 @@ static skep_status share(DLManagedTensor *const *tensors, size_t count, DLManage
 }
 
 /* The lock is held, or the entry's outcome can't change any more. */
-static void copy_outcome(const struct once_entry *entry, struct copy *copy)
+static void copy_outcome(const struct idempotency_entry *entry, struct copy *copy)
 {
-    copy->outcome = (struct once_outcome){.was_worked = true};
+    copy->outcome = (struct idempotency_outcome){.was_worked = true};
     if (entry->err != NULL) {
         copy->err = *entry->err;
         copy->outcome.err = &copy->err;
@@ -303,25 +304,27 @@ static void copy_outcome(const struct once_entry *entry, struct copy *copy)
     }
 }
 
-skep_status once_begin(struct once *once, const uint8_t peer_id[static ONCE_PEER_BYTES],
-                       const uint8_t request_id[static ONCE_ID_BYTES], const char *uid,
-                       uint64_t content, uint64_t now_us, struct once_waiter *waiter,
-                       struct once_entry **first, struct skep_error *err)
+skep_status idempotency_begin(struct idempotency_cache *cache,
+                              const uint8_t peer_id[static IDEMPOTENCY_PEER_BYTES],
+                              const uint8_t request_id[static IDEMPOTENCY_ID_BYTES],
+                              const char *uid, uint64_t content, uint64_t now_us,
+                              struct idempotency_waiter *waiter, struct idempotency_entry **first,
+                              struct skep_error *err)
 {
-    uint8_t key[ONCE_PEER_BYTES + ONCE_ID_BYTES];
+    uint8_t key[IDEMPOTENCY_PEER_BYTES + IDEMPOTENCY_ID_BYTES];
     uint64_t uid_hash = hash_bytes(1, uid, strlen(uid));
     struct copy copy;
     bool known = false;
     skep_status rc = SKEP_OK;
 
-    memcpy(key, peer_id, ONCE_PEER_BYTES);
-    memcpy(key + ONCE_PEER_BYTES, request_id, ONCE_ID_BYTES);
+    memcpy(key, peer_id, IDEMPOTENCY_PEER_BYTES);
+    memcpy(key + IDEMPOTENCY_PEER_BYTES, request_id, IDEMPOTENCY_ID_BYTES);
     *first = NULL;
-    pthread_mutex_lock(&once->lock);
-    forget_expired(once, now_us);
-    struct once_entry *entry = find(once, key);
+    pthread_mutex_lock(&cache->lock);
+    forget_expired(cache, now_us);
+    struct idempotency_entry *entry = find(cache, key);
     if (entry == NULL) {
-        rc = insert(once, key, uid_hash, content, first, err);
+        rc = insert(cache, key, uid_hash, content, first, err);
     } else if (entry->uid_hash != uid_hash) {
         rc = error_set(err, SKEP_INVALID_ARGUMENT,
                        "backward: the request id was used for another expert than %s", uid);
@@ -330,14 +333,14 @@ skep_status once_begin(struct once *once, const uint8_t peer_id[static ONCE_PEER
                        "backward: the request id was used for other inputs or gradients, expected "
                        "a new id for a new call");
     } else {
-        once->repeats++;
+        cache->repeats++;
         known = entry->ended;
         if (known)
             copy_outcome(entry, &copy);
         else
             add_waiter(entry, waiter);
     }
-    pthread_mutex_unlock(&once->lock);
+    pthread_mutex_unlock(&cache->lock);
     if (known)
         waiter->done(waiter, &copy.outcome);
     return rc;
@@ -358,8 +361,8 @@ static size_t total_bytes(DLManagedTensor *const *tensors, size_t count)
 }
 
 /* Stores what may be stored; without memory the id alone is remembered, never forgotten. */
-static void remember(struct once *once, struct once_entry *entry,
-                     const struct once_outcome *outcome, uint64_t now_us)
+static void remember(struct idempotency_cache *cache, struct idempotency_entry *entry,
+                     const struct idempotency_outcome *outcome, uint64_t now_us)
 {
     size_t bytes = total_bytes(outcome->tensors, outcome->tensor_count);
 
@@ -369,68 +372,69 @@ static void remember(struct once *once, struct once_entry *entry,
         entry->err = mem_alloc(sizeof(*entry->err));
         if (entry->err != NULL)
             *entry->err = *outcome->err;
-    } else if (outcome->tensor_count <= ONCE_MAX_TENSORS && bytes <= once->limits.max_bytes &&
+    } else if (outcome->tensor_count <= IDEMPOTENCY_MAX_TENSORS &&
+               bytes <= cache->limits.max_bytes &&
                share(outcome->tensors, outcome->tensor_count, entry->tensors, NULL) == SKEP_OK) {
         entry->kept = true;
         entry->tensor_count = outcome->tensor_count;
         entry->bytes = bytes;
-        once->bytes += bytes;
+        cache->bytes += bytes;
     }
-    if (once->newest != NULL)
-        once->newest->next_ended = entry;
+    if (cache->newest != NULL)
+        cache->newest->next_ended = entry;
     else
-        once->oldest = entry;
-    once->newest = entry;
-    if (once->oldest_kept == NULL)
-        once->oldest_kept = entry;
-    while (once->bytes > once->limits.max_bytes && once->oldest_kept != entry) {
-        drop_tensors(once, once->oldest_kept);
-        once->oldest_kept = once->oldest_kept->next_ended;
+        cache->oldest = entry;
+    cache->newest = entry;
+    if (cache->oldest_kept == NULL)
+        cache->oldest_kept = entry;
+    while (cache->bytes > cache->limits.max_bytes && cache->oldest_kept != entry) {
+        drop_tensors(cache, cache->oldest_kept);
+        cache->oldest_kept = cache->oldest_kept->next_ended;
     }
 }
 
 /* Each waiter gets tensors of its own over the same memory. */
-static void tell(struct once_waiter *waiters, const struct once_outcome *outcome)
+static void tell(struct idempotency_waiter *waiters, const struct idempotency_outcome *outcome)
 {
     while (waiters != NULL) {
-        struct once_waiter *waiter = waiters;
+        struct idempotency_waiter *waiter = waiters;
         struct copy copy = {.outcome = *outcome};
 
         waiters = waiter->next;
         copy.outcome.tensors = copy.tensors;
-        if (outcome->tensor_count > ONCE_MAX_TENSORS ||
+        if (outcome->tensor_count > IDEMPOTENCY_MAX_TENSORS ||
             share(outcome->tensors, outcome->tensor_count, copy.tensors, &copy.err) != SKEP_OK) {
             error_set(&copy.err, SKEP_DATA_LOSS,
                       "backward: carried out, but memory is short for its result");
-            copy.outcome = (struct once_outcome){.was_worked = true, .err = &copy.err};
+            copy.outcome = (struct idempotency_outcome){.was_worked = true, .err = &copy.err};
         }
         waiter->done(waiter, &copy.outcome);
     }
 }
 
-void once_finish(struct once *once, struct once_entry *entry, const struct once_outcome *outcome,
-                 uint64_t now_us)
+void idempotency_finish(struct idempotency_cache *cache, struct idempotency_entry *entry,
+                        const struct idempotency_outcome *outcome, uint64_t now_us)
 {
-    pthread_mutex_lock(&once->lock);
-    struct once_waiter *waiters = entry->waiters;
+    pthread_mutex_lock(&cache->lock);
+    struct idempotency_waiter *waiters = entry->waiters;
 
     entry->waiters = entry->last_waiter = NULL;
     if (outcome->was_worked) {
-        remember(once, entry, outcome, now_us);
+        remember(cache, entry, outcome, now_us);
     } else {
-        unlink_entry(once, entry);
-        free_entry(once, entry);
+        unlink_entry(cache, entry);
+        free_entry(cache, entry);
     }
-    pthread_mutex_unlock(&once->lock);
+    pthread_mutex_unlock(&cache->lock);
     tell(waiters, outcome);
 }
 
-void once_stats(struct once *once, struct once_stats *out)
+void idempotency_stats(struct idempotency_cache *cache, struct idempotency_stats *out)
 {
-    pthread_mutex_lock(&once->lock);
-    *out = (struct once_stats){.entries = once->entry_count,
-                               .bytes = once->bytes,
-                               .repeats = once->repeats,
-                               .forgotten = once->forgotten};
-    pthread_mutex_unlock(&once->lock);
+    pthread_mutex_lock(&cache->lock);
+    *out = (struct idempotency_stats){.entries = cache->entry_count,
+                                      .bytes = cache->bytes,
+                                      .repeats = cache->repeats,
+                                      .forgotten = cache->forgotten};
+    pthread_mutex_unlock(&cache->lock);
 }

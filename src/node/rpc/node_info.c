@@ -53,7 +53,7 @@ static struct roster *roster_of(const struct skep_node *node)
     return (struct roster *)(uintptr_t)&node->roster;
 }
 
-static struct hosted *hold_at(const struct skep_node *node, size_t index)
+static struct local_expert *hold_at(const struct skep_node *node, size_t index)
 {
     return roster_hold_at(roster_of(node), index);
 }
@@ -65,12 +65,12 @@ size_t skep_node_expert_count(const struct skep_node *node)
 
 const char *skep_node_expert_uid(const struct skep_node *node, size_t index)
 {
-    struct hosted *hosted = hold_at(node, index);
+    struct local_expert *local = hold_at(node, index);
 
-    if (hosted == NULL)
+    if (local == NULL)
         return NULL;
-    hosted_release(hosted);
-    return hosted->uid; /* the roster keeps the text also of one that it retires */
+    local_expert_release(local);
+    return local->uid; /* the roster keeps the text also of one that it retires */
 }
 
 /* 33088 as "33,088". */
@@ -92,15 +92,15 @@ static const char *with_commas(uint64_t n, char *out, size_t cap)
 static void log_experts(const struct skep_node *node)
 {
     size_t count = skep_node_expert_count(node);
-    struct hosted *hosted;
+    struct local_expert *local;
     char text[32];
 
-    for (size_t i = 0; i < EXPERTS_LOGGED && (hosted = hold_at(node, i)) != NULL; i++) {
-        log_info("expert %s: %s in %s, %s parameter%s", hosted->uid,
-                 expert_class_name(hosted->expert), expert_precision_name(hosted->expert),
-                 with_commas(expert_parameter_count(hosted->expert), text, sizeof(text)),
-                 text_plural(expert_parameter_count(hosted->expert)));
-        hosted_release(hosted);
+    for (size_t i = 0; i < EXPERTS_LOGGED && (local = hold_at(node, i)) != NULL; i++) {
+        log_info("expert %s: %s in %s, %s parameter%s", local->uid,
+                 expert_class_name(local->expert), expert_precision_name(local->expert),
+                 with_commas(expert_parameter_count(local->expert), text, sizeof(text)),
+                 text_plural(expert_parameter_count(local->expert)));
+        local_expert_release(local);
     }
     if (count == 0)
         log_info("hosting no experts");
@@ -108,7 +108,7 @@ static void log_experts(const struct skep_node *node)
         log_info("and %zu more", count - EXPERTS_LOGGED);
 }
 
-void node_log_facts(struct skep_node *node)
+void node_log_info(struct skep_node *node)
 {
     char announced[ENDPOINT_TEXT_BYTES];
     struct endpoint e = node->settings.announce;
@@ -184,20 +184,21 @@ static void collect_tracking(struct tracking *tracking, struct skep_node_stats *
     out->tracker_records_failed = t.registry.records_failed;
 }
 
-static void collect_registration(struct registration *registration, struct skep_node_stats *out)
+static void collect_registration(struct tracker_registration *registration,
+                                 struct skep_node_stats *out)
 {
-    struct registration_stats r;
+    struct tracker_registration_stats r;
 
-    registration_stats(registration, &r);
+    tracker_registration_stats(registration, &r);
     out->registrations = r.registrations;
     out->is_registered = r.is_registered;
 }
 
-static void collect_leases(struct leases *leases, struct skep_node_stats *out)
+static void collect_leases(struct lease_server *leases, struct skep_node_stats *out)
 {
-    struct leases_stats l;
+    struct lease_server_stats l;
 
-    leases_stats(leases, &l);
+    lease_server_stats(leases, &l);
     out->leases = l.begun;
     out->leases_refused = l.refused;
     out->is_leased = l.is_held;
@@ -220,10 +221,10 @@ void node_collect_parts(struct skep_node *node, struct skep_node_stats *out)
     if (node->leases != NULL)
         collect_leases(node->leases, out);
     if (node->reach != NULL) {
-        struct verdict verdict;
+        struct diagnosis diagnosis;
 
-        reach_result(node->reach, &verdict);
-        out->reachability = verdict.state;
+        reach_result(node->reach, &diagnosis);
+        out->reachability = diagnosis.state;
     }
     if (node->handler == NULL)
         return;
@@ -235,7 +236,7 @@ void node_collect_parts(struct skep_node *node, struct skep_node_stats *out)
     out->last_publish_unix_s = h.last_success_unix_s;
 }
 
-void node_touch(struct skep_node *node)
+void node_check_alive(struct skep_node *node)
 {
     struct skep_node_stats stats;
 
@@ -249,7 +250,7 @@ void node_touch(struct skep_node *node)
 void skep_node_stats(struct skep_node *node, struct skep_node_stats *out)
 {
     struct runtime_stats runtime = {0};
-    struct once_stats once = {0};
+    struct idempotency_stats idempotency = {0};
 
     memset(out, 0, sizeof(*out));
     pthread_mutex_lock(&node->parts);
@@ -265,20 +266,20 @@ void skep_node_stats(struct skep_node *node, struct skep_node_stats *out)
     if (serves)
         out->uptime_ms = (clock_mono_us() - node->started_us) / 1000;
     runtime_stats(node->runtime, &runtime);
-    once_stats(node->once, &once);
+    idempotency_stats(node->idempotency, &idempotency);
     out->experts = roster_count(&node->roster);
     out->inline_batches = runtime.inline_batches;
     out->stalls = runtime.stalls;
     out->calls_refused = atomic_load(&node->service.refused);
     out->anomalies = atomic_load(&node->service.anomalies);
-    out->repeats_answered = once.repeats;
-    out->repeats_remembered = once.entries;
-    struct hosted *hosted;
-    for (size_t i = 0; (hosted = roster_hold_at(&node->roster, i)) != NULL; i++) {
+    out->repeats_answered = idempotency.repeats;
+    out->repeats_remembered = idempotency.entries;
+    struct local_expert *local;
+    for (size_t i = 0; (local = roster_hold_at(&node->roster, i)) != NULL; i++) {
         struct skep_expert_stats expert;
 
-        hosted_stats(hosted, &expert);
-        hosted_release(hosted);
+        local_expert_stats(local, &expert);
+        local_expert_release(local);
         out->skipped_steps += expert.skipped_steps;
         out->experts_stalled += expert.forward.stalled || expert.backward.stalled;
         pool_stats_add(&out->forward, &expert.forward);
@@ -308,16 +309,16 @@ const char *skep_reachability_name(enum skep_reachability state)
 enum skep_reachability skep_node_reachability(struct skep_node *node,
                                               char message[SKEP_REACHABILITY_BYTES])
 {
-    struct verdict verdict;
+    struct diagnosis diagnosis;
 
     pthread_mutex_lock(&node->parts);
-    verdict = node->last_reach;
+    diagnosis = node->last_reach;
     if (node->reach != NULL)
-        reach_result(node->reach, &verdict);
+        reach_result(node->reach, &diagnosis);
     pthread_mutex_unlock(&node->parts);
     if (message != NULL)
-        memcpy(message, verdict.message, sizeof(verdict.message));
-    return verdict.state;
+        memcpy(message, diagnosis.message, sizeof(diagnosis.message));
+    return diagnosis.state;
 }
 
 skep_status skep_node_tracker_each_key(struct skep_node *node, skep_tracker_key_fn fn, void *arg,
@@ -338,12 +339,12 @@ skep_status skep_node_tracker_each_key(struct skep_node *node, skep_tracker_key_
 
 bool skep_node_expert_stats(struct skep_node *node, size_t index, struct skep_expert_stats *out)
 {
-    struct hosted *hosted = roster_hold_at(&node->roster, index);
+    struct local_expert *local = roster_hold_at(&node->roster, index);
 
     memset(out, 0, sizeof(*out));
-    if (hosted == NULL)
+    if (local == NULL)
         return false;
-    hosted_stats(hosted, out);
-    hosted_release(hosted);
+    local_expert_stats(local, out);
+    local_expert_release(local);
     return true;
 }

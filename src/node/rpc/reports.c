@@ -79,34 +79,35 @@ static void put_specs(struct report *r, const char *key, const struct skep_tenso
     }
 }
 
-void report_info(struct service *service, struct server_call *call, const struct hosted *hosted)
+void report_info(struct service *service, struct server_call *call,
+                 const struct local_expert *local)
 {
-    const struct skep_expert_schema *schema = expert_schema(hosted->expert);
+    const struct skep_expert_schema *schema = expert_schema(local->expert);
     struct task_pool_stats forward;
     struct task_pool_stats backward;
     struct report r;
 
-    task_pool_stats(hosted->forward, &forward);
-    task_pool_stats(hosted->backward, &backward);
+    task_pool_stats(local->forward, &forward);
+    task_pool_stats(local->backward, &backward);
     report_init(&r);
     put_map(&r, NULL, 13);
-    put_str(&r, "uid", hosted->uid);
-    put_str(&r, "class", expert_class_name(hosted->expert));
-    put_str(&r, "precision", expert_precision_name(hosted->expert));
+    put_str(&r, "uid", local->uid);
+    put_str(&r, "class", expert_class_name(local->expert));
+    put_str(&r, "precision", expert_precision_name(local->expert));
     put_str(&r, "compression", tensor_encoding_name(service->encoding));
     put_str(&r, "grad_compression", tensor_encoding_name(service->grad_encoding));
-    put_uint(&r, "parameters", expert_parameter_count(hosted->expert));
-    put_uint(&r, "updates", expert_update_count(hosted->expert));
-    put_uint(&r, "skipped_steps", expert_skipped_count(hosted->expert));
+    put_uint(&r, "parameters", expert_parameter_count(local->expert));
+    put_uint(&r, "updates", expert_update_count(local->expert));
+    put_uint(&r, "skipped_steps", expert_skipped_count(local->expert));
     put_uint(&r, "max_batch_size", (uint64_t)service->max_batch_size);
     r.bad |= mp_pack_str(&r.pk, "schema_digest");
-    r.bad |= mp_pack_bin(&r.pk, hosted->schema_digest, sizeof(hosted->schema_digest));
+    r.bad |= mp_pack_bin(&r.pk, local->schema_digest, sizeof(local->schema_digest));
     put_specs(&r, "inputs", schema->inputs, schema->input_count);
     put_specs(&r, "outputs", schema->outputs, schema->output_count);
     put_map(&r, "load", 3);
-    put_double(&r, "examples_per_s", atomic_load(&hosted->examples_per_s));
+    put_double(&r, "examples_per_s", atomic_load(&local->examples_per_s));
     put_uint(&r, "queued_tasks", forward.queued_tasks + backward.queued_tasks);
-    put_bool(&r, "stalled", atomic_load(&hosted->stalled));
+    put_bool(&r, "stalled", atomic_load(&local->stalled));
     answer_packed(call, &r.buffer, r.bad);
 }
 

@@ -16,25 +16,25 @@
 
 struct request {
     struct task task; /* first, so that the two pointers convert */
-    struct once_waiter waiter;
+    struct idempotency_waiter waiter;
     atomic_int holders;
     struct service *service;
-    struct hosted *hosted;
+    struct local_expert *local;
     struct server_call *call; /* until replied */
     bool is_backward;
-    uint64_t content;         /* of a backward: once_content() */
-    skep_status finite;       /* of the request's tensors, as request_prepare() found them */
-    struct skep_error bad;    /* if they are not */
-    struct once_entry *entry; /* of a backward that is the first under its id */
+    uint64_t content;                /* of a backward: idempotency_content() */
+    skep_status finite;              /* of the request's tensors, as request_prepare() found them */
+    struct skep_error bad;           /* if they are not */
+    struct idempotency_entry *entry; /* of a backward that is the first under its id */
     const DLTensor *views[TASK_MAX_TENSORS];
 };
 
-static void let_go(struct request *request)
+static void request_unref(struct request *request)
 {
     /* The last one must see all that the other did with it. */
     if (atomic_fetch_sub_explicit(&request->holders, 1, memory_order_acq_rel) != 1)
         return;
-    hosted_release(request->hosted);
+    local_expert_release(request->local);
     mem_free(request);
 }
 
@@ -86,11 +86,11 @@ static skep_status check_tensors(const struct skep_expert_schema *schema,
     return rc;
 }
 
-static skep_status check_headers(const struct service *service, struct hosted *hosted,
+static skep_status check_headers(const struct service *service, struct local_expert *local,
                                  const struct call_headers *headers, bool is_backward,
                                  int64_t *rows, struct skep_error *err)
 {
-    skep_status rc = check_tensors(expert_schema(hosted->expert), headers, is_backward, rows, err);
+    skep_status rc = check_tensors(expert_schema(local->expert), headers, is_backward, rows, err);
 
     if (rc != SKEP_OK)
         return rc;
@@ -103,7 +103,7 @@ static skep_status check_headers(const struct service *service, struct hosted *h
             err, SKEP_INVALID_ARGUMENT,
             "no request id (id in the headers): without one a repeat could not be told from a "
             "new call");
-    if (atomic_load(&hosted->stalled))
+    if (atomic_load(&local->stalled))
         return error_set(err, SKEP_UNAVAILABLE, "stalled: its last batch takes too long");
     return SKEP_OK;
 }
@@ -115,34 +115,35 @@ static bool is_gone(const struct task *task)
 
 static void on_done(struct task *task, DLManagedTensor **outputs, size_t output_count,
                     const struct skep_error *err);
-static void on_outcome(struct once_waiter *waiter, const struct once_outcome *outcome);
+static void on_outcome(struct idempotency_waiter *waiter,
+                       const struct idempotency_outcome *outcome);
 
 skep_status request_start(struct service *service, struct server_call *call,
                           const struct call_headers *headers, bool is_backward,
                           struct request **out, struct skep_error *err)
 {
-    struct hosted *hosted = service_hold(service, headers->uid, err);
+    struct local_expert *local = service_hold(service, headers->uid, err);
     struct request *request;
     int64_t rows = 0;
     skep_status rc;
 
     *out = NULL;
-    if (hosted == NULL)
+    if (local == NULL)
         return SKEP_NOT_FOUND;
-    rc = check_headers(service, hosted, headers, is_backward, &rows, err);
+    rc = check_headers(service, local, headers, is_backward, &rows, err);
     if (rc != SKEP_OK) {
-        error_prefix(err, "expert %s, %s", hosted->uid, headers->method);
-        hosted_release(hosted);
+        error_prefix(err, "expert %s, %s", local->uid, headers->method);
+        local_expert_release(local);
         return rc;
     }
     request = mem_calloc(1, sizeof(*request));
     if (request == NULL) {
-        hosted_release(hosted);
+        local_expert_release(local);
         return error_no_memory(err, headers->method, sizeof(*request));
     }
     atomic_init(&request->holders, 1);
     request->service = service;
-    request->hosted = hosted;
+    request->local = local;
     request->call = call;
     request->is_backward = is_backward;
     request->waiter.done = on_outcome;
@@ -157,16 +158,16 @@ skep_status request_start(struct service *service, struct server_call *call,
 /* Nobody waits for the outcome any more: what has not begun needs no place in the queue. */
 static void withdraw(struct request *request)
 {
-    struct hosted *hosted = request->hosted;
+    struct local_expert *local = request->local;
 
-    task_pool_withdraw(request->is_backward ? hosted->backward : hosted->forward, &request->task);
+    task_pool_withdraw(request->is_backward ? local->backward : local->forward, &request->task);
 }
 
 void request_finished(struct request *request, bool is_gone_now)
 {
     if (is_gone_now)
         withdraw(request);
-    let_go(request);
+    request_unref(request);
 }
 
 /* --- work ---------------------------------------------------------------------------------- */
@@ -186,19 +187,19 @@ static void reply(struct request *request, const struct skep_error *err, DLManag
         server_call_set_encoding(call,
                                  request->is_backward ? service->grad_encoding : service->encoding);
     server_call_reply(call, err, NULL, 0, tensors, count);
-    let_go(request);
+    request_unref(request);
 }
 
 /* The sentence about the first tensor that holds NaN or infinity. */
 static skep_status check_finite(const struct request *request, struct skep_error *err)
 {
-    size_t inputs = expert_schema(request->hosted->expert)->input_count;
+    size_t inputs = expert_schema(request->local->expert)->input_count;
 
     for (size_t i = 0; i < request->task.tensor_count; i++)
         if (!tensor_is_finite(request->views[i]))
             return error_set(err, SKEP_INVALID_ARGUMENT,
                              "expert %s: %s %zu holds NaN or infinity, expected finite numbers",
-                             request->hosted->uid, i < inputs ? "input" : "grad_output",
+                             request->local->uid, i < inputs ? "input" : "grad_output",
                              i < inputs ? i : i - inputs);
     return SKEP_OK;
 }
@@ -207,7 +208,7 @@ static skep_status check_finite(const struct request *request, struct skep_error
  * the look at all numbers would. */
 static bool must_check(const struct request *request)
 {
-    return request->service->detect_anomalies || request->hosted->description.parameters > 0;
+    return request->service->detect_anomalies || request->local->description.parameters > 0;
 }
 
 static skep_status check_outputs(const struct request *request, DLManagedTensor **outputs,
@@ -216,7 +217,7 @@ static skep_status check_outputs(const struct request *request, DLManagedTensor 
     for (size_t i = 0; i < count; i++)
         if (!tensor_is_finite(&outputs[i]->dl_tensor))
             return error_set(err, SKEP_INTERNAL, "expert %s: its %s %zu holds NaN or infinity",
-                             request->hosted->uid,
+                             request->local->uid,
                              request->is_backward ? "input gradient" : "output", i);
     return SKEP_OK;
 }
@@ -225,15 +226,15 @@ static skep_status check_outputs(const struct request *request, DLManagedTensor 
 static void end_first(struct request *request, DLManagedTensor **outputs, size_t count,
                       const struct skep_error *err)
 {
-    struct once_outcome outcome = {.was_worked = request->task.was_worked,
-                                   .tensors = outputs,
-                                   .tensor_count = count,
-                                   .err = err};
-    struct once_entry *entry = request->entry;
+    struct idempotency_outcome outcome = {.was_worked = request->task.was_worked,
+                                          .tensors = outputs,
+                                          .tensor_count = count,
+                                          .err = err};
+    struct idempotency_entry *entry = request->entry;
 
     request->entry = NULL;
     if (entry != NULL)
-        once_finish(request->service->once, entry, &outcome, clock_mono_us());
+        idempotency_finish(request->service->idempotency, entry, &outcome, clock_mono_us());
 }
 
 static void on_done(struct task *task, DLManagedTensor **outputs, size_t output_count,
@@ -256,7 +257,7 @@ static void on_done(struct task *task, DLManagedTensor **outputs, size_t output_
 static void submit(struct request *request)
 {
     struct task_pool *pool =
-        request->is_backward ? request->hosted->backward : request->hosted->forward;
+        request->is_backward ? request->local->backward : request->local->forward;
     struct skep_error err;
 
     request->task.was_worked = false;
@@ -270,11 +271,11 @@ static void submit(struct request *request)
 static void start_backward(struct request *request)
 {
     const struct call_headers *headers = server_call_headers(request->call);
-    struct once_entry *first;
+    struct idempotency_entry *first;
     struct skep_error err;
-    skep_status rc = once_begin(request->service->once, server_call_peer_id(request->call),
-                                headers->request_id, request->hosted->uid, request->content,
-                                clock_mono_us(), &request->waiter, &first, &err);
+    skep_status rc = idempotency_begin(
+        request->service->idempotency, server_call_peer_id(request->call), headers->request_id,
+        request->local->uid, request->content, clock_mono_us(), &request->waiter, &first, &err);
 
     if (rc != SKEP_OK) {
         reply(request, &err, NULL, 0);
@@ -293,10 +294,10 @@ static void start_work(struct request *request)
         submit(request);
 }
 
-static void on_outcome(struct once_waiter *waiter, const struct once_outcome *outcome)
+static void on_outcome(struct idempotency_waiter *waiter, const struct idempotency_outcome *outcome)
 {
     struct request *request = (struct request *)((char *)waiter - offsetof(struct request, waiter));
-    DLManagedTensor *tensors[ONCE_MAX_TENSORS];
+    DLManagedTensor *tensors[IDEMPOTENCY_MAX_TENSORS];
 
     /* The first was dropped unworked, for reasons of its own: this one takes its place. */
     if (!outcome->was_worked && !server_call_is_gone(request->call) &&
@@ -319,7 +320,7 @@ void request_prepare(struct request *request)
     request->task.tensor_count = count;
     request->finite = must_check(request) ? check_finite(request, &request->bad) : SKEP_OK;
     if (request->is_backward)
-        request->content = once_content(request->views, count);
+        request->content = idempotency_content(request->views, count);
 }
 
 void request_complete(struct request *request)
@@ -327,7 +328,7 @@ void request_complete(struct request *request)
     atomic_fetch_add_explicit(&request->holders, 1, memory_order_relaxed);
     request->task.deadline_us = server_call_deadline_us(request->call);
     request->task.priority =
-        leases_priority(request->service->leases, server_call_peer_id(request->call));
+        lease_server_priority(request->service->leases, server_call_peer_id(request->call));
     if (request->finite != SKEP_OK) {
         atomic_fetch_add_explicit(&request->service->anomalies, 1, memory_order_relaxed);
         if (request->service->detect_anomalies) {

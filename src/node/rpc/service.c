@@ -49,15 +49,16 @@ static enum method method_of(const char *name)
     return (enum method)m;
 }
 
-struct hosted *service_hold(const struct service *service, const char *uid, struct skep_error *err)
+struct local_expert *service_hold(const struct service *service, const char *uid,
+                                  struct skep_error *err)
 {
     char quoted[TEXT_QUOTE_BYTES];
-    struct hosted *hosted = roster_hold(service->roster, uid);
+    struct local_expert *local = roster_hold(service->roster, uid);
 
-    if (hosted == NULL)
+    if (local == NULL)
         error_set(err, SKEP_NOT_FOUND, "expert %s: not served by this node, which has %zu",
                   text_quote(uid, strlen(uid), quoted), roster_count(service->roster));
-    return hosted;
+    return local;
 }
 
 static skep_status check_call(const struct call_headers *headers, enum method method,
@@ -80,25 +81,25 @@ static skep_status check_call(const struct call_headers *headers, enum method me
 static skep_status check_served(const struct service *service, const char *uid,
                                 struct skep_error *err)
 {
-    struct hosted *hosted = service_hold(service, uid, err);
+    struct local_expert *local = service_hold(service, uid, err);
 
-    if (hosted == NULL)
+    if (local == NULL)
         return SKEP_NOT_FOUND;
-    hosted_release(hosted);
+    local_expert_release(local);
     return SKEP_OK;
 }
 
 static void answer_info(struct service *service, struct server_call *call, const char *uid)
 {
     struct skep_error err;
-    struct hosted *hosted = service_hold(service, uid, &err);
+    struct local_expert *local = service_hold(service, uid, &err);
 
-    if (hosted == NULL) { /* it gave its UID up since the call began */
+    if (local == NULL) { /* it gave its UID up since the call began */
         server_call_reply(call, &err, NULL, 0, NULL, 0);
         return;
     }
-    report_info(service, call, hosted);
-    hosted_release(hosted);
+    report_info(service, call, local);
+    local_expert_release(local);
 }
 
 static skep_status on_started(void *arg, struct server_call *call,
@@ -153,7 +154,7 @@ static void on_complete(void *arg, struct server_call *call)
         dial_back_start(service->dial_back, call);
         break;
     case METHOD_LEASE:
-        leases_call(service->leases, call);
+        lease_server_call(service->leases, call);
         break;
     case METHOD_TRACKER_REQUEST:
         tracking_request(atomic_load(&service->tracking), call);
@@ -173,7 +174,7 @@ static void on_finished(void *arg, struct server_call *call, void *user)
     struct service *service = arg;
 
     if (user == &lease_mark)
-        leases_finished(service->leases, call);
+        lease_server_finished(service->leases, call);
     else if (user != NULL)
         request_finished(user, server_call_is_gone(call));
 }

@@ -26,9 +26,9 @@ struct service {
     int64_t max_batch_size;
     bool detect_anomalies;
     enum tensor_encoding encoding, grad_encoding; /* of replies to callers who don't say */
-    struct once *once;                            /* borrowed */
+    struct idempotency_cache *idempotency;        /* borrowed */
     struct dial_back *dial_back;                  /* borrowed; NULL: not offered */
-    struct leases *leases;                        /* the same */
+    struct lease_server *leases;                  /* the same */
     /* The same, but it comes and goes while calls are served. */
     struct tracking *_Atomic tracking;
     /* Fills in what the node knows; any thread. */
@@ -45,8 +45,9 @@ struct service {
 /* `arg` of these handlers is the service. */
 extern const struct server_handlers service_handlers;
 
-/* Held: hosted_release(); NULL with SKEP_NOT_FOUND in err if the node does not serve it. */
-struct hosted *service_hold(const struct service *service, const char *uid, struct skep_error *err);
+/* Held: local_expert_release(); NULL with SKEP_NOT_FOUND in err if the node does not serve it. */
+struct local_expert *service_hold(const struct service *service, const char *uid,
+                                  struct skep_error *err);
 
 /* requests.c: forward and backward. */
 struct request;
@@ -61,7 +62,8 @@ void request_complete(struct request *request);
 void request_finished(struct request *request, bool is_gone_now);
 
 /* reports.c: results in msgpack. */
-void report_info(struct service *service, struct server_call *call, const struct hosted *hosted);
+void report_info(struct service *service, struct server_call *call,
+                 const struct local_expert *local);
 void report_stats(struct service *service, struct server_call *call);
 void report_empty(struct server_call *call);
 

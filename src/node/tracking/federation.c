@@ -26,7 +26,8 @@ static size_t due_keys(struct federation *f, uint64_t now_us,
 {
     size_t count = 0;
 
-    for (const struct wish *w = f->wishes; w != NULL && count < KEYS_AT_ONCE; w = w->next) {
+    for (const struct pending_request *w = f->pending; w != NULL && count < KEYS_AT_ONCE;
+         w = w->next) {
         bool known = w->busy || w->look_us > now_us;
         for (size_t i = 0; i < count && !known; i++)
             known = strcmp(keys[i], w->key) == 0;
@@ -37,11 +38,12 @@ static size_t due_keys(struct federation *f, uint64_t now_us,
 }
 
 /* The id of the oldest wish for a key that is due, marked as busy; 0: none. The lock is held. */
-static uint64_t take_wish(struct federation *f, const char *key, uint64_t now_us)
+static uint64_t take_pending(struct federation *f, const char *key, uint64_t now_us)
 {
-    struct wish *oldest = NULL;
+    struct pending_request *oldest = NULL;
 
-    for (struct wish *w = f->wishes; w != NULL; w = w->next) /* the newest comes first */
+    for (struct pending_request *w = f->pending; w != NULL;
+         w = w->next) /* the newest comes first */
         if (!w->busy && w->look_us <= now_us && strcmp(w->key, key) == 0)
             oldest = w;
     if (oldest == NULL)
@@ -57,9 +59,9 @@ static void use_record(struct federation *f, const struct record *record, uint64
         uint64_t id = 0;
         pthread_mutex_lock(&f->lock);
         bool may = !f->closing && f->attempts < FEDERATION_MAX_ATTEMPTS &&
-                   !tracker_is_avoided(f, record->peer_id);
+                   !tracker_is_backed_off(f, record->peer_id);
         if (may)
-            id = take_wish(f, record->resource.key, now_us);
+            id = take_pending(f, record->resource.key, now_us);
         pthread_mutex_unlock(&f->lock);
         if (id == 0)
             return;
@@ -72,10 +74,10 @@ static void put_off(struct federation *f, char keys[KEYS_AT_ONCE][RECORD_RESOURC
                     size_t count, uint64_t now_us)
 {
     pthread_mutex_lock(&f->lock);
-    for (struct wish *w = f->wishes; w != NULL; w = w->next)
+    for (struct pending_request *w = f->pending; w != NULL; w = w->next)
         for (size_t i = 0; i < count; i++)
             if (!w->busy && w->look_us <= now_us && strcmp(w->key, keys[i]) == 0) {
-                w->look_us = wish_again_us(w);
+                w->look_us = pending_again_us(w);
                 break;
             }
     pthread_mutex_unlock(&f->lock);
@@ -133,7 +135,7 @@ static uint64_t next_look_us(const struct federation *f)
 {
     uint64_t next = CLOCK_NEVER;
 
-    for (const struct wish *w = f->wishes; w != NULL; w = w->next)
+    for (const struct pending_request *w = f->pending; w != NULL; w = w->next)
         if (!w->busy && w->look_us < next)
             next = w->look_us;
     return next;
@@ -180,12 +182,12 @@ void federation_waiting(struct federation *f, const struct scheduler_request *re
 {
     const char *key = request->key.data;
     size_t len = request->key.len;
-    struct wish *w;
+    struct pending_request *w;
 
     if (len == 0 || len >= RECORD_RESOURCE_KEY_BYTES || memchr(key, '\0', len) != NULL)
         return; /* no tracker can have published it */
     pthread_mutex_lock(&f->lock);
-    w = f->closing ? NULL : wish_add(f, request->id, key, len, clock_deadline_us(FIRST_LOOK_MS));
+    w = f->closing ? NULL : pending_add(f, request->id, key, len, clock_deadline_us(FIRST_LOOK_MS));
     if (w != NULL) {
         if (!f->started)
             start_thread(f);
@@ -197,9 +199,9 @@ void federation_waiting(struct federation *f, const struct scheduler_request *re
 void federation_ended(struct federation *f, uint64_t id)
 {
     pthread_mutex_lock(&f->lock);
-    struct wish *w = wish_find(f, id);
+    struct pending_request *w = pending_find(f, id);
     if (w != NULL)
-        wish_drop(f, w);
+        pending_drop(f, w);
     pthread_mutex_unlock(&f->lock);
 }
 
@@ -262,8 +264,8 @@ void federation_free(struct federation *f)
 {
     if (f == NULL)
         return;
-    while (f->wishes != NULL)
-        wish_drop(f, f->wishes);
+    while (f->pending != NULL)
+        pending_drop(f, f->pending);
     pthread_cond_destroy(&f->changed);
     pthread_mutex_destroy(&f->lock);
     mem_free(f);

@@ -140,7 +140,7 @@ static void deliver(struct loop_job *job)
     mp_free(&mp);
     pthread_mutex_lock(&f->lock);
     *(a->used ? &f->stats.served : &f->stats.returned) += 1;
-    wish_release(f, a->id, clock_deadline_us(FEDERATION_AGAIN_MS)); /* if it waits still */
+    pending_release(f, a->id, clock_deadline_us(FEDERATION_AGAIN_MS)); /* if it waits still */
     pthread_mutex_unlock(&f->lock);
     settle(a);
 }
@@ -160,16 +160,16 @@ static void on_answer(void *arg, const struct reply_headers *reply, DLManagedTen
     pthread_mutex_lock(&f->lock);
     bool silent = reply == NULL && err->status != SKEP_CANCELLED;
     if (silent) {
-        tracker_avoid(f, a->target.peer_id);
+        tracker_back_off(f, a->target.peer_id);
         f->stats.failed++;
     } else {
-        tracker_forgive(f, a->target.peer_id);
+        tracker_backoff_end(f, a->target.peer_id);
     }
     if (!ok) {
-        struct wish *w = wish_find(f, a->id);
+        struct pending_request *w = pending_find(f, a->id);
         /* If it did not answer, others may at once; if it had nothing, they had not either. */
         if (w != NULL)
-            wish_release(f, a->id, silent ? clock_mono_us() : wish_again_us(w));
+            pending_release(f, a->id, silent ? clock_mono_us() : pending_again_us(w));
     }
     pthread_mutex_unlock(&f->lock);
     if (silent) {
@@ -210,7 +210,7 @@ void attempt_start(struct federation *f, uint64_t id, const struct record *recor
 
     pthread_mutex_lock(&f->lock);
     if (a == NULL)
-        wish_release(f, id, clock_deadline_us(FEDERATION_AGAIN_MS));
+        pending_release(f, id, clock_deadline_us(FEDERATION_AGAIN_MS));
     f->attempts += a != NULL;
     f->stats.asked += a != NULL;
     pthread_mutex_unlock(&f->lock);
@@ -223,7 +223,7 @@ void attempt_start(struct federation *f, uint64_t id, const struct record *recor
     if (call(f, &a->target, &buffer, bad, on_answer, a) == SKEP_OK)
         return;
     pthread_mutex_lock(&f->lock);
-    wish_release(f, id, clock_deadline_us(FEDERATION_AGAIN_MS));
+    pending_release(f, id, clock_deadline_us(FEDERATION_AGAIN_MS));
     pthread_mutex_unlock(&f->lock);
     end_attempt(a);
 }

@@ -17,17 +17,17 @@
 #include "node/tracking/federation.h"
 
 enum {
-    FEDERATION_MAX_WISHES = 16384, /* more are served from here alone */
+    FEDERATION_MAX_PENDING = 16384, /* more are served from here alone */
     FEDERATION_BUCKETS = 1024,
-    FEDERATION_MAX_AVOIDED = 256,
+    FEDERATION_MAX_BACKED_OFF = 256,
     FEDERATION_MAX_ATTEMPTS = 256, /* under way */
     FEDERATION_CALL_MS = 2000,     /* most time for another tracker */
     FEDERATION_AGAIN_MS = 500,     /* pause before asking around again; it grows */
 };
 
-struct wish {
-    struct wish *next, **link; /* in federation.wishes */
-    struct wish *chain;        /* in its bucket */
+struct pending_request {
+    struct pending_request *next, **link; /* in federation.wishes */
+    struct pending_request *chain;        /* in its bucket */
     uint64_t id;
     uint64_t look_us; /* when to ask around next */
     unsigned tries;
@@ -35,7 +35,7 @@ struct wish {
     char key[RECORD_RESOURCE_KEY_BYTES];
 };
 
-struct avoided {
+struct backed_off {
     uint8_t peer_id[PEER_ID_BYTES];
     uint64_t until_us;
     unsigned times;
@@ -50,36 +50,36 @@ struct federation {
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t changed;
     bool closing;
-    struct wish *wishes;
-    struct wish *buckets[FEDERATION_BUCKETS];
-    size_t wish_count;
+    struct pending_request *pending;
+    struct pending_request *buckets[FEDERATION_BUCKETS];
+    size_t pending_count;
     uint64_t sleep_us; /* until when the thread sleeps; 0: it does not */
     bool started;      /* the thread was, or could not be */
     unsigned attempts;
     unsigned calling; /* threads inside pool_call(), which pool_free() must wait for */
-    struct avoided avoided[FEDERATION_MAX_AVOIDED];
-    size_t avoided_count;
+    struct backed_off backed_off[FEDERATION_MAX_BACKED_OFF];
+    size_t backed_off_count;
     struct federation_stats stats;
 };
 
 /* ---- federation_wish.c; all with the lock held ---- */
 
-struct wish *wish_find(struct federation *f, uint64_t id);
+struct pending_request *pending_find(struct federation *f, uint64_t id);
 /* NULL if there are too many, or memory is short. @param len  below RECORD_RESOURCE_KEY_BYTES. */
-struct wish *wish_add(struct federation *f, uint64_t id, const char *key, size_t len,
-                      uint64_t look_us);
-void wish_drop(struct federation *f, struct wish *w);
+struct pending_request *pending_add(struct federation *f, uint64_t id, const char *key, size_t len,
+                                    uint64_t look_us);
+void pending_drop(struct federation *f, struct pending_request *w);
 /* The attempt for a wish is over; it is looked at again at this time. */
-void wish_release(struct federation *f, uint64_t id, uint64_t look_us);
+void pending_release(struct federation *f, uint64_t id, uint64_t look_us);
 /* When to ask around for it again, having found nothing. */
-uint64_t wish_again_us(struct wish *w);
+uint64_t pending_again_us(struct pending_request *w);
 /* The thread looks at this time at the latest. */
 void federation_wake_by(struct federation *f, uint64_t at_us);
 
 /* A tracker did not answer: it is left alone for a while, which grows. */
-void tracker_avoid(struct federation *f, const uint8_t *peer_id);
-void tracker_forgive(struct federation *f, const uint8_t *peer_id);
-bool tracker_is_avoided(struct federation *f, const uint8_t *peer_id);
+void tracker_back_off(struct federation *f, const uint8_t *peer_id);
+void tracker_backoff_end(struct federation *f, const uint8_t *peer_id);
+bool tracker_is_backed_off(struct federation *f, const uint8_t *peer_id);
 
 /* ---- federation_attempt.c; without the lock ---- */
 

@@ -8,30 +8,31 @@
 
 enum {
     AGAIN_MAX_MS = 2000,
-    AVOID_MS = 5000, /* a tracker that did not answer, and how it grows */
-    AVOID_MAX_MS = 60000,
+    BACKOFF_MS = 5000, /* a tracker that did not answer, and how it grows */
+    BACKOFF_MAX_MS = 60000,
 };
 
 /* ---- wishes; the lock is held ---- */
 
-static struct wish **bucket_of(struct federation *f, uint64_t id)
+static struct pending_request **bucket_of(struct federation *f, uint64_t id)
 {
     return &f->buckets[id % FEDERATION_BUCKETS];
 }
 
-struct wish *wish_find(struct federation *f, uint64_t id)
+struct pending_request *pending_find(struct federation *f, uint64_t id)
 {
-    struct wish *w = *bucket_of(f, id);
+    struct pending_request *w = *bucket_of(f, id);
 
     while (w != NULL && w->id != id)
         w = w->chain;
     return w;
 }
 
-struct wish *wish_add(struct federation *f, uint64_t id, const char *key, size_t len,
-                      uint64_t look_us)
+struct pending_request *pending_add(struct federation *f, uint64_t id, const char *key, size_t len,
+                                    uint64_t look_us)
 {
-    struct wish *w = f->wish_count < FEDERATION_MAX_WISHES ? mem_calloc(1, sizeof(*w)) : NULL;
+    struct pending_request *w =
+        f->pending_count < FEDERATION_MAX_PENDING ? mem_calloc(1, sizeof(*w)) : NULL;
 
     if (w == NULL)
         return NULL;
@@ -40,18 +41,18 @@ struct wish *wish_add(struct federation *f, uint64_t id, const char *key, size_t
     memcpy(w->key, key, len);
     w->chain = *bucket_of(f, id);
     *bucket_of(f, id) = w;
-    w->next = f->wishes;
-    w->link = &f->wishes;
+    w->next = f->pending;
+    w->link = &f->pending;
     if (w->next != NULL)
         w->next->link = &w->next;
-    f->wishes = w;
-    f->wish_count++;
+    f->pending = w;
+    f->pending_count++;
     return w;
 }
 
-void wish_drop(struct federation *f, struct wish *w)
+void pending_drop(struct federation *f, struct pending_request *w)
 {
-    struct wish **link = bucket_of(f, w->id);
+    struct pending_request **link = bucket_of(f, w->id);
 
     while (*link != w)
         link = &(*link)->chain;
@@ -59,7 +60,7 @@ void wish_drop(struct federation *f, struct wish *w)
     *w->link = w->next;
     if (w->next != NULL)
         w->next->link = w->link;
-    f->wish_count--;
+    f->pending_count--;
     mem_free(w);
 }
 
@@ -71,9 +72,9 @@ void federation_wake_by(struct federation *f, uint64_t at_us)
     pthread_cond_broadcast(&f->changed);
 }
 
-void wish_release(struct federation *f, uint64_t id, uint64_t look_us)
+void pending_release(struct federation *f, uint64_t id, uint64_t look_us)
 {
-    struct wish *w = wish_find(f, id);
+    struct pending_request *w = pending_find(f, id);
 
     if (w == NULL)
         return;
@@ -82,7 +83,7 @@ void wish_release(struct federation *f, uint64_t id, uint64_t look_us)
     federation_wake_by(f, look_us);
 }
 
-uint64_t wish_again_us(struct wish *w)
+uint64_t pending_again_us(struct pending_request *w)
 {
     uint64_t ms = (uint64_t)FEDERATION_AGAIN_MS << (w->tries < 3 ? w->tries : 3);
 
@@ -92,41 +93,41 @@ uint64_t wish_again_us(struct wish *w)
 
 /* ---- trackers that do not answer; the lock is held ---- */
 
-static struct avoided *find_avoided(struct federation *f, const uint8_t *peer_id)
+static struct backed_off *find_backed_off(struct federation *f, const uint8_t *peer_id)
 {
-    for (size_t i = 0; i < f->avoided_count; i++)
-        if (memcmp(f->avoided[i].peer_id, peer_id, PEER_ID_BYTES) == 0)
-            return &f->avoided[i];
+    for (size_t i = 0; i < f->backed_off_count; i++)
+        if (memcmp(f->backed_off[i].peer_id, peer_id, PEER_ID_BYTES) == 0)
+            return &f->backed_off[i];
     return NULL;
 }
 
-void tracker_avoid(struct federation *f, const uint8_t *peer_id)
+void tracker_back_off(struct federation *f, const uint8_t *peer_id)
 {
-    struct avoided *a = find_avoided(f, peer_id);
+    struct backed_off *a = find_backed_off(f, peer_id);
 
     if (a == NULL) {
-        a = &f->avoided[f->avoided_count < FEDERATION_MAX_AVOIDED
-                            ? f->avoided_count++
-                            : randombytes_uniform(FEDERATION_MAX_AVOIDED)];
-        *a = (struct avoided){0};
+        a = &f->backed_off[f->backed_off_count < FEDERATION_MAX_BACKED_OFF
+                               ? f->backed_off_count++
+                               : randombytes_uniform(FEDERATION_MAX_BACKED_OFF)];
+        *a = (struct backed_off){0};
         memcpy(a->peer_id, peer_id, PEER_ID_BYTES);
     }
-    uint64_t ms = (uint64_t)AVOID_MS << (a->times < 4 ? a->times : 4);
+    uint64_t ms = (uint64_t)BACKOFF_MS << (a->times < 4 ? a->times : 4);
     a->times++;
-    a->until_us = clock_deadline_us(ms < AVOID_MAX_MS ? ms : AVOID_MAX_MS);
+    a->until_us = clock_deadline_us(ms < BACKOFF_MAX_MS ? ms : BACKOFF_MAX_MS);
 }
 
-void tracker_forgive(struct federation *f, const uint8_t *peer_id)
+void tracker_backoff_end(struct federation *f, const uint8_t *peer_id)
 {
-    struct avoided *a = find_avoided(f, peer_id);
+    struct backed_off *a = find_backed_off(f, peer_id);
 
     if (a != NULL)
-        *a = f->avoided[--f->avoided_count];
+        *a = f->backed_off[--f->backed_off_count];
 }
 
-bool tracker_is_avoided(struct federation *f, const uint8_t *peer_id)
+bool tracker_is_backed_off(struct federation *f, const uint8_t *peer_id)
 {
-    const struct avoided *a = find_avoided(f, peer_id);
+    const struct backed_off *a = find_backed_off(f, peer_id);
 
     return a != NULL && a->until_us > clock_mono_us();
 }

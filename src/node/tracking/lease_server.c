@@ -19,9 +19,10 @@ enum {
     HOLD_WAIT_MS = 5000, /* a holder that has not opened its hold by then has vanished */
 };
 
-struct leases {
-    struct leases_config config;
-    atomic_bool maybe_held; /* a hint for leases_priority(), so that it locks only when needed */
+struct lease_server {
+    struct lease_server_config config;
+    atomic_bool
+        maybe_held; /* a hint for lease_server_priority(), so that it locks only when needed */
 
     pthread_mutex_t lock; /* guards all below. A leaf: under it, only the log and the call's
                            * own facts (its peer id) are asked. */
@@ -34,19 +35,19 @@ struct leases {
     uint64_t begun_us, expires_us;
     struct server_call *hold;      /* owed an answer; NULL: the holder has none open */
     struct server_call *abandoned; /* a hold whose caller has gone: answering it frees it */
-    struct leases_stats stats;
+    struct lease_server_stats stats;
 };
 
 /* What is answered once the lock is released. */
-struct farewell {
+struct final_reply {
     struct server_call *call; /* NULL: nobody waits */
     const char *reason;
 };
 
-skep_status leases_new(const struct leases_config *config, struct leases **out,
-                       struct skep_error *err)
+skep_status lease_server_new(const struct lease_server_config *config, struct lease_server **out,
+                             struct skep_error *err)
 {
-    struct leases *l = mem_calloc(1, sizeof(*l));
+    struct lease_server *l = mem_calloc(1, sizeof(*l));
 
     *out = l;
     if (l == NULL)
@@ -56,11 +57,11 @@ skep_status leases_new(const struct leases_config *config, struct leases **out,
     return SKEP_OK;
 }
 
-void leases_free(struct leases *l)
+void lease_server_free(struct lease_server *l)
 {
     if (l == NULL)
         return;
-    leases_close(l);
+    lease_server_close(l);
     pthread_mutex_destroy(&l->lock);
     sodium_memzero(l->key_hash, sizeof(l->key_hash));
     mem_free(l);
@@ -97,7 +98,7 @@ static void answer_reason(struct server_call *call, const char *reason)
     answer_packed(call, &buffer, bad);
 }
 
-static void say_farewell(const struct farewell *f)
+static void send_final_reply(const struct final_reply *f)
 {
     if (f->call != NULL)
         answer_reason(f->call, f->reason);
@@ -105,9 +106,9 @@ static void say_farewell(const struct farewell *f)
 
 /* ---- the state; the lock is held ---- */
 
-static struct farewell end_lease(struct leases *l, const char *reason, uint64_t *counter)
+static struct final_reply end_lease(struct lease_server *l, const char *reason, uint64_t *counter)
 {
-    struct farewell f = {l->hold, reason};
+    struct final_reply f = {l->hold, reason};
     char holder[PEER_ID_SHORT_BYTES];
 
     peer_id_short(l->holder, holder);
@@ -120,14 +121,14 @@ static struct farewell end_lease(struct leases *l, const char *reason, uint64_t 
     return f;
 }
 
-static bool is_due(const struct leases *l, uint64_t now_us)
+static bool is_due(const struct lease_server *l, uint64_t now_us)
 {
     return l->is_held &&
            (now_us >= l->expires_us ||
             (l->hold == NULL && now_us >= l->begun_us + (uint64_t)HOLD_WAIT_MS * 1000));
 }
 
-static uint64_t due_us(const struct leases *l)
+static uint64_t due_us(const struct lease_server *l)
 {
     uint64_t claim_us = l->begun_us + (uint64_t)HOLD_WAIT_MS * 1000;
 
@@ -141,7 +142,7 @@ static void hash_key(const void *key, size_t len, uint8_t out[static HASH_BYTES]
     crypto_generichash(out, HASH_BYTES, key, len, NULL, 0);
 }
 
-static void tell_changed(struct leases *l)
+static void tell_changed(struct lease_server *l)
 {
     if (l->config.changed != NULL)
         l->config.changed(l->config.arg);
@@ -149,7 +150,7 @@ static void tell_changed(struct leases *l)
 
 /* ---- the node's side ---- */
 
-bool leases_offer(struct leases *l, const char *match_key)
+bool lease_server_offer(struct lease_server *l, const char *match_key)
 {
     pthread_mutex_lock(&l->lock);
     bool ok = !l->is_held && l->abandoned == NULL && !l->closed;
@@ -163,7 +164,7 @@ bool leases_offer(struct leases *l, const char *match_key)
     return ok;
 }
 
-bool leases_is_held(struct leases *l)
+bool lease_server_is_held(struct lease_server *l)
 {
     pthread_mutex_lock(&l->lock);
     bool is_held = l->is_held;
@@ -171,7 +172,7 @@ bool leases_is_held(struct leases *l)
     return is_held;
 }
 
-bool leases_is_on_offer(struct leases *l)
+bool lease_server_is_on_offer(struct lease_server *l)
 {
     pthread_mutex_lock(&l->lock);
     bool on_offer = l->on_offer;
@@ -179,9 +180,9 @@ bool leases_is_on_offer(struct leases *l)
     return on_offer;
 }
 
-uint64_t leases_tick(struct leases *l, uint64_t now_us)
+uint64_t lease_server_tick(struct lease_server *l, uint64_t now_us)
 {
-    struct farewell f = {0};
+    struct final_reply f = {0};
 
     pthread_mutex_lock(&l->lock);
     struct server_call *abandoned = l->abandoned;
@@ -195,13 +196,13 @@ uint64_t leases_tick(struct leases *l, uint64_t now_us)
     pthread_mutex_unlock(&l->lock);
     if (abandoned != NULL)
         answer_reason(abandoned, "vanished");
-    say_farewell(&f);
+    send_final_reply(&f);
     return next;
 }
 
-void leases_close(struct leases *l)
+void lease_server_close(struct lease_server *l)
 {
-    struct farewell f = {0};
+    struct final_reply f = {0};
 
     if (l == NULL)
         return;
@@ -215,10 +216,10 @@ void leases_close(struct leases *l)
     pthread_mutex_unlock(&l->lock);
     if (abandoned != NULL)
         answer_reason(abandoned, "vanished");
-    say_farewell(&f);
+    send_final_reply(&f);
 }
 
-unsigned leases_priority(struct leases *l, const uint8_t peer_id[static PEER_ID_BYTES])
+unsigned lease_server_priority(struct lease_server *l, const uint8_t peer_id[static PEER_ID_BYTES])
 {
     if (l == NULL || !atomic_load_explicit(&l->maybe_held, memory_order_relaxed))
         return 0;
@@ -228,7 +229,7 @@ unsigned leases_priority(struct leases *l, const uint8_t peer_id[static PEER_ID_
     return holds ? LEASE_PRIORITY : 0;
 }
 
-void leases_stats(struct leases *l, struct leases_stats *out)
+void lease_server_stats(struct lease_server *l, struct lease_server_stats *out)
 {
     pthread_mutex_lock(&l->lock);
     *out = l->stats;
@@ -277,7 +278,7 @@ static skep_status read_params(const struct server_call *call, struct lease_para
 }
 
 /* How long a lease may last from now. The lock is held. */
-static uint64_t set_expiry(struct leases *l, uint64_t wanted_ms)
+static uint64_t set_expiry(struct lease_server *l, uint64_t wanted_ms)
 {
     uint64_t most = l->config.max_duration_ms;
     uint64_t ms = wanted_ms == 0 || wanted_ms > most ? most : wanted_ms;
@@ -288,14 +289,15 @@ static uint64_t set_expiry(struct leases *l, uint64_t wanted_ms)
 
 /* One sentence for a wrong key, a used one and one when nothing is on offer: who guesses learns
  * nothing. */
-static skep_status deny(struct leases *l, struct skep_error *err)
+static skep_status deny(struct lease_server *l, struct skep_error *err)
 {
     l->stats.refused++;
     return error_set(err, SKEP_PERMISSION_DENIED,
                      "lease: the match key is wrong or has been used; ask the tracker for another");
 }
 
-static void begin(struct leases *l, struct server_call *call, const struct lease_params *params)
+static void begin(struct lease_server *l, struct server_call *call,
+                  const struct lease_params *params)
 {
     uint8_t hash[HASH_BYTES], id[LEASE_ID_BYTES];
     struct skep_error err;
@@ -335,9 +337,10 @@ static void begin(struct leases *l, struct server_call *call, const struct lease
 }
 
 /* hold, end and renewal of the lease that `call` names. */
-static void go_on(struct leases *l, struct server_call *call, const struct lease_params *params)
+static void go_on(struct lease_server *l, struct server_call *call,
+                  const struct lease_params *params)
 {
-    struct farewell f = {0};
+    struct final_reply f = {0};
     struct skep_error err;
     skep_status rc = SKEP_OK;
     uint64_t ms = 0;
@@ -367,14 +370,14 @@ static void go_on(struct leases *l, struct server_call *call, const struct lease
         return;
     }
     tell_changed(l);
-    say_farewell(&f);
+    send_final_reply(&f);
     if (params->end)
         answer_reason(call, "ended");
     else if (!params->hold)
         answer_lease(call, params->id, ms);
 }
 
-void leases_call(struct leases *l, struct server_call *call)
+void lease_server_call(struct lease_server *l, struct server_call *call)
 {
     struct lease_params *params;
     struct skep_error err;
@@ -399,8 +402,9 @@ void leases_call(struct leases *l, struct server_call *call)
     mem_free(params);
 }
 
-/* It runs inside the server's own code, where the call may not be answered: leases_tick() does. */
-void leases_finished(struct leases *l, struct server_call *call)
+/* It runs inside the server's own code, where the call may not be answered: lease_server_tick()
+ * does. */
+void lease_server_finished(struct lease_server *l, struct server_call *call)
 {
     if (l == NULL)
         return;

@@ -18,13 +18,13 @@ static void on_lease_changed(void *arg)
     struct skep_node *node = arg;
 
     pthread_mutex_lock(&node->parts);
-    registration_wake(node->registration);
+    tracker_registration_wake(node->registration);
     pthread_mutex_unlock(&node->parts);
 }
 
 skep_status node_open_leases(struct skep_node *node, struct skep_error *err)
 {
-    const struct leases_config config = {
+    const struct lease_server_config config = {
         .max_duration_ms = node->settings.options.lease_timeout_ms,
         .silence_ms = node->settings.options.lease_silence_ms,
         .changed = on_lease_changed,
@@ -33,7 +33,7 @@ skep_status node_open_leases(struct skep_node *node, struct skep_error *err)
 
     if (node->settings.tracker_key == NULL)
         return SKEP_OK;
-    return leases_new(&config, &node->leases, err);
+    return lease_server_new(&config, &node->leases, err);
 }
 
 /* --- the tracker --------------------------------------------------------------------------- */
@@ -67,7 +67,7 @@ static void choose_ports(const struct settings *s, struct tracking_config *out)
     }
 }
 
-static void set_tracker_facts(struct skep_node *node, struct tracking *tracking)
+static void set_tracker_counters(struct skep_node *node, struct tracking *tracking)
 {
     struct endpoint bound;
 
@@ -141,7 +141,7 @@ skep_status node_open_tracking(struct skep_node *node, uint32_t features, struct
                      PORT_END - 1);
     }
     if (rc == SKEP_OK) {
-        set_tracker_facts(node, tracking);
+        set_tracker_counters(node, tracking);
         return SKEP_OK;
     }
     /* Most nodes need no TVM port. */
@@ -185,7 +185,7 @@ static const char *offered_host(const struct skep_node *node)
 skep_status node_open_registration(struct skep_node *node, struct skep_error *err)
 {
     const struct settings *s = &node->settings;
-    struct registration_config config = {
+    struct tracker_registration_config config = {
         .key = s->tracker_key,
         .address = offered_host(node),
         .port = s->has_announce && s->announce.port != 0 ? s->announce.port : node->port,
@@ -194,7 +194,7 @@ skep_status node_open_registration(struct skep_node *node, struct skep_error *er
         .expert_count = node->roster.count,
         .leases = node->leases,
     };
-    struct registration *registration = NULL;
+    struct tracker_registration *registration = NULL;
     const char **experts;
 
     if (s->tracker_key == NULL)
@@ -209,13 +209,13 @@ skep_status node_open_registration(struct skep_node *node, struct skep_error *er
     for (size_t i = 0; i < node->roster.count; i++)
         experts[i] = node->roster.items[i]->uid;
     config.experts = experts;
-    skep_status rc = registration_new(&config, &registration, err);
+    skep_status rc = tracker_registration_new(&config, &registration, err);
     mem_free(experts);
     pthread_mutex_lock(&node->parts);
     node->registration = registration;
     pthread_mutex_unlock(&node->parts);
     /* A lease that began meanwhile was not told of. */
-    registration_wake(registration);
+    tracker_registration_wake(registration);
     return rc;
 }
 
@@ -226,11 +226,11 @@ void node_close_registration(struct skep_node *node)
     pthread_mutex_lock(&node->parts);
     node_collect_parts(node, &node->last);
     node->last.is_registered = node->last.is_leased = false;
-    struct registration *registration = node->registration;
+    struct tracker_registration *registration = node->registration;
     node->registration = NULL;
     pthread_mutex_unlock(&node->parts);
-    registration_free(registration);
-    leases_close(node->leases);
+    tracker_registration_free(registration);
+    lease_server_close(node->leases);
 }
 
 void node_close_tracking(struct skep_node *node, uint64_t deadline_us)
@@ -256,8 +256,8 @@ void node_free_tracking(struct skep_node *node)
     if (node->is_stuck)
         return; /* its calls may still ask whose they are */
     pthread_mutex_lock(&node->parts);
-    struct leases *leases = node->leases;
+    struct lease_server *leases = node->leases;
     node->leases = NULL;
     pthread_mutex_unlock(&node->parts);
-    leases_free(leases);
+    lease_server_free(leases);
 }

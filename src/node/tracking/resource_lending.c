@@ -26,7 +26,7 @@ struct loan {
     uint8_t peer_id[PEER_ID_BYTES];
 };
 
-struct lending {
+struct resource_lending {
     struct tracker_server *tracker;
 
     /* The tracker's loop only. */
@@ -44,7 +44,7 @@ struct lending {
 /* One call on its way to the loop. */
 struct visit {
     struct loop_job job; /* first, so that the pointers convert */
-    struct lending *lending;
+    struct resource_lending *lending;
     struct server_call *call;
 };
 
@@ -63,7 +63,7 @@ static int pack_number(msgpack_packer *pk, const char *name, uint64_t value)
 
 /* ---- loans; on the loop ---- */
 
-static void end_loan(struct lending *l, struct loan **link)
+static void end_loan(struct resource_lending *l, struct loan **link)
 {
     struct loan *loan = *link;
 
@@ -76,7 +76,7 @@ static void end_loan(struct lending *l, struct loan **link)
 
 static void sweep(uv_timer_t *timer)
 {
-    struct lending *l = timer->data;
+    struct resource_lending *l = timer->data;
     uint64_t now = clock_mono_us();
 
     for (struct loan **link = &l->loans; *link != NULL;) {
@@ -90,7 +90,7 @@ static void sweep(uv_timer_t *timer)
     }
 }
 
-static size_t lent_to(const struct lending *l, const uint8_t *peer_id)
+static size_t lent_to(const struct resource_lending *l, const uint8_t *peer_id)
 {
     size_t n = 0;
 
@@ -99,7 +99,7 @@ static size_t lent_to(const struct lending *l, const uint8_t *peer_id)
     return n;
 }
 
-static skep_status lend(struct lending *l, const uint8_t *peer_id, struct tracker_text key,
+static skep_status lend(struct resource_lending *l, const uint8_t *peer_id, struct tracker_text key,
                         struct tracker_resource *resource, uint64_t *taken, struct skep_error *err)
 {
     struct loan *loan;
@@ -126,7 +126,7 @@ static skep_status lend(struct lending *l, const uint8_t *peer_id, struct tracke
     return SKEP_OK;
 }
 
-static void ask(struct lending *l, struct server_call *call, const msgpack_object *params)
+static void ask(struct resource_lending *l, struct server_call *call, const msgpack_object *params)
 {
     const uint8_t *key = NULL;
     size_t key_len = 0;
@@ -164,7 +164,7 @@ static void ask(struct lending *l, struct server_call *call, const msgpack_objec
     answer_packed(call, &buffer, bad);
 }
 
-static void settle(struct lending *l, struct server_call *call, uint64_t taken, bool used)
+static void settle(struct resource_lending *l, struct server_call *call, uint64_t taken, bool used)
 {
     msgpack_sbuffer buffer;
     msgpack_packer pk;
@@ -186,7 +186,7 @@ static void settle(struct lending *l, struct server_call *call, uint64_t taken, 
     answer_packed(call, &buffer, msgpack_pack_map(&pk, 0));
 }
 
-static void request(struct lending *l, struct server_call *call)
+static void request(struct resource_lending *l, struct server_call *call)
 {
     const struct bytes *params = &server_call_headers(call)->params;
     struct mp mp = {0};
@@ -212,30 +212,30 @@ struct summary {
     int bad;
 };
 
-static bool add_key(void *arg, const struct scheduler_key_facts *facts)
+static bool add_key(void *arg, const struct scheduler_key_counters *counters)
 {
     struct summary *s = arg;
 
-    if (s->count >= SUMMARY_KEYS || s->buffer.size + facts->key.len > SUMMARY_BYTES)
+    if (s->count >= SUMMARY_KEYS || s->buffer.size + counters->key.len > SUMMARY_BYTES)
         return false;
     s->count++;
     s->bad |= msgpack_pack_map(&s->pk, 10);
-    s->bad |= pack_text(&s->pk, "key", facts->key);
-    s->bad |= pack_number(&s->pk, "servers", facts->servers);
-    s->bad |= pack_number(&s->pk, "free", facts->free);
-    s->bad |= pack_number(&s->pk, "pending", facts->pending);
-    s->bad |= pack_number(&s->pk, "puts", facts->puts);
-    s->bad |= pack_number(&s->pk, "requests", facts->requests);
-    s->bad |= pack_number(&s->pk, "requests_served", facts->served + facts->answered);
-    s->bad |= pack_number(&s->pk, "wait_us_sum", facts->wait_us_sum);
-    s->bad |= pack_number(&s->pk, "wait_us_max", facts->wait_us_max);
+    s->bad |= pack_text(&s->pk, "key", counters->key);
+    s->bad |= pack_number(&s->pk, "servers", counters->servers);
+    s->bad |= pack_number(&s->pk, "free", counters->free);
+    s->bad |= pack_number(&s->pk, "pending", counters->pending);
+    s->bad |= pack_number(&s->pk, "puts", counters->puts);
+    s->bad |= pack_number(&s->pk, "requests", counters->requests);
+    s->bad |= pack_number(&s->pk, "requests_served", counters->served + counters->answered);
+    s->bad |= pack_number(&s->pk, "wait_us_sum", counters->wait_us_sum);
+    s->bad |= pack_number(&s->pk, "wait_us_max", counters->wait_us_max);
     s->bad |= mp_pack_str(&s->pk, "waits") | msgpack_pack_array(&s->pk, SCHEDULER_WAIT_BUCKETS);
     for (size_t i = 0; i < SCHEDULER_WAIT_BUCKETS; i++)
-        s->bad |= msgpack_pack_uint64(&s->pk, facts->waits[i]);
+        s->bad |= msgpack_pack_uint64(&s->pk, counters->waits[i]);
     return s->bad == 0;
 }
 
-static void summary(struct lending *l, struct server_call *call)
+static void summary(struct resource_lending *l, struct server_call *call)
 {
     struct summary s = {0};
     struct scheduler_totals totals;
@@ -263,7 +263,7 @@ static void summary(struct lending *l, struct server_call *call)
 static void run_visit(struct loop_job *job)
 {
     struct visit *visit = (struct visit *)job;
-    struct lending *l = visit->lending;
+    struct resource_lending *l = visit->lending;
     struct skep_error err;
 
     if (!l->timer_open) {
@@ -281,7 +281,7 @@ static void run_visit(struct loop_job *job)
     pthread_mutex_unlock(&l->lock);
 }
 
-static void post(struct lending *l, struct server_call *call)
+static void post(struct resource_lending *l, struct server_call *call)
 {
     struct visit *visit = mem_calloc(1, sizeof(*visit));
     struct skep_error err;
@@ -306,7 +306,7 @@ static void post(struct lending *l, struct server_call *call)
     mem_free(visit);
 }
 
-static void dispatch(struct lending *l, struct server_call *call)
+static void dispatch(struct resource_lending *l, struct server_call *call)
 {
     struct skep_error err;
 
@@ -319,12 +319,12 @@ static void dispatch(struct lending *l, struct server_call *call)
     post(l, call);
 }
 
-void lending_request(struct lending *l, struct server_call *call)
+void resource_lending_request(struct resource_lending *l, struct server_call *call)
 {
     dispatch(l, call);
 }
 
-void lending_summary(struct lending *l, struct server_call *call)
+void resource_lending_summary(struct resource_lending *l, struct server_call *call)
 {
     dispatch(l, call);
 }
@@ -333,7 +333,7 @@ void lending_summary(struct lending *l, struct server_call *call)
 
 static void open_timer(void *arg)
 {
-    struct lending *l = arg;
+    struct resource_lending *l = arg;
 
     uv_timer_init(loop_uv(tracker_server_loop(l->tracker)), &l->timer);
     l->timer.data = l;
@@ -342,7 +342,7 @@ static void open_timer(void *arg)
 
 static void close_timer(void *arg)
 {
-    struct lending *l = arg;
+    struct resource_lending *l = arg;
 
     while (l->loans != NULL) {
         tracker_server_confirm(l->tracker, l->loans->taken);
@@ -352,10 +352,10 @@ static void close_timer(void *arg)
     uv_close((uv_handle_t *)&l->timer, NULL);
 }
 
-skep_status lending_new(struct tracker_server *tracker, struct lending **out,
-                        struct skep_error *err)
+skep_status resource_lending_new(struct tracker_server *tracker, struct resource_lending **out,
+                                 struct skep_error *err)
 {
-    struct lending *l = mem_calloc(1, sizeof(*l));
+    struct resource_lending *l = mem_calloc(1, sizeof(*l));
 
     *out = l;
     if (l == NULL)
@@ -367,7 +367,7 @@ skep_status lending_new(struct tracker_server *tracker, struct lending **out,
     return SKEP_OK;
 }
 
-void lending_close(struct lending *l)
+void resource_lending_close(struct resource_lending *l)
 {
     if (l == NULL)
         return;
@@ -381,7 +381,7 @@ void lending_close(struct lending *l)
         loop_call(tracker_server_loop(l->tracker), close_timer, l);
 }
 
-void lending_free(struct lending *l)
+void resource_lending_free(struct resource_lending *l)
 {
     if (l == NULL)
         return;

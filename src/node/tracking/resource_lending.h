@@ -19,7 +19,7 @@
 #include "net/server.h"
 #include "tracker/server.h"
 
-struct lending;
+struct resource_lending;
 
 enum {
     LENDING_MAX = 1024,     /* lent at once */
@@ -27,15 +27,17 @@ enum {
     LENDING_MS = 5000,      /* for the other tracker to say what came of it */
 };
 
-/* @param tracker  borrowed until lending_close(). */
-SKEP_MUST_CHECK skep_status lending_new(struct tracker_server *tracker, struct lending **out,
-                                        struct skep_error *err);
+/* @param tracker  borrowed until resource_lending_close(). */
+SKEP_MUST_CHECK skep_status resource_lending_new(struct tracker_server *tracker,
+                                                 struct resource_lending **out,
+                                                 struct skep_error *err);
 /* Refuses from now on; before the tracker's server is freed. NULL is allowed. */
-void lending_close(struct lending *lending);
-void lending_free(struct lending *lending); /* after the tracker's server; NULL is allowed */
+void resource_lending_close(struct resource_lending *lending);
+void resource_lending_free(
+    struct resource_lending *lending); /* after the tracker's server; NULL is allowed */
 
 /* Calls of the two methods; each is answered, from the tracker's loop. */
-void lending_request(struct lending *lending, struct server_call *call);
-void lending_summary(struct lending *lending, struct server_call *call);
+void resource_lending_request(struct resource_lending *lending, struct server_call *call);
+void resource_lending_summary(struct resource_lending *lending, struct server_call *call);
 
 #endif

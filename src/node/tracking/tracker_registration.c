@@ -29,13 +29,13 @@ enum {
     INFO_EXPERTS = 64, /* named to the tracker, whose room for one server is limited */
 };
 
-struct registration {
+struct tracker_registration {
     struct endpoint tracker;
     char tracker_text[ENDPOINT_TEXT_BYTES];
     char *key, *address; /* owned; address NULL: none */
     uint16_t port;
     json_t *info; /* owned */
-    struct leases *leases;
+    struct lease_server *leases;
     struct loop *loop;
     struct loop_job wake; /* posted while wake_posted */
     atomic_bool wake_posted;
@@ -59,12 +59,12 @@ struct registration {
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t changed;
     bool client_gone; /* after `closing`: the client has been freed */
-    struct registration_stats stats;
+    struct tracker_registration_stats stats;
 };
 
-static void look(struct registration *r);
+static void look(struct tracker_registration *r);
 
-static void set_registered(struct registration *r, bool registered)
+static void set_registered(struct tracker_registration *r, bool registered)
 {
     pthread_mutex_lock(&r->lock);
     r->stats.registrations += registered && !r->stats.is_registered;
@@ -72,7 +72,7 @@ static void set_registered(struct registration *r, bool registered)
     pthread_mutex_unlock(&r->lock);
 }
 
-static void count(struct registration *r, uint64_t *counter)
+static void count(struct tracker_registration *r, uint64_t *counter)
 {
     pthread_mutex_lock(&r->lock);
     (*counter)++;
@@ -82,7 +82,8 @@ static void count(struct registration *r, uint64_t *counter)
 /* ---- calls ---- */
 
 /* Sends a message; without success the connection is given up, and all begins anew. */
-static void ask(struct registration *r, struct bytes *message, bool written, tracker_reply_fn fn)
+static void ask(struct tracker_registration *r, struct bytes *message, bool written,
+                tracker_reply_fn fn)
 {
     struct skep_error err;
 
@@ -96,7 +97,7 @@ static void ask(struct registration *r, struct bytes *message, bool written, tra
 }
 
 /* Whether the tracker has agreed. Otherwise the connection is given up. */
-static bool is_granted(struct registration *r, const json_t *reply, const char *what)
+static bool is_granted(struct tracker_registration *r, const json_t *reply, const char *what)
 {
     unsigned long suppressed;
 
@@ -113,7 +114,7 @@ static bool is_granted(struct registration *r, const json_t *reply, const char *
 
 static void on_put(void *arg, const json_t *reply, const struct skep_error *err)
 {
-    struct registration *r = arg;
+    struct tracker_registration *r = arg;
     char quoted[TEXT_QUOTE_BYTES];
 
     (void)err;
@@ -144,14 +145,14 @@ static char *new_match_key(const char *key)
     return out;
 }
 
-static void put(struct registration *r)
+static void put(struct tracker_registration *r)
 {
     struct bytes message = {0};
     char *match_key;
 
-    leases_tick(r->leases, clock_mono_us());
+    lease_server_tick(r->leases, clock_mono_us());
     match_key = new_match_key(r->key);
-    if (match_key == NULL || !leases_offer(r->leases, match_key)) {
+    if (match_key == NULL || !lease_server_offer(r->leases, match_key)) {
         mem_free(match_key);
         return; /* leased just now, or memory is short: it stays due */
     }
@@ -179,14 +180,14 @@ static bool is_listed(const json_t *list, const char *match_key)
 
 static void on_pending(void *arg, const json_t *reply, const struct skep_error *err)
 {
-    struct registration *r = arg;
+    struct tracker_registration *r = arg;
     uint64_t now = clock_mono_us();
 
     (void)err;
     r->calling = false;
     if (reply == NULL || r->closing)
         return;
-    if (r->match_key == NULL || is_listed(reply, r->match_key) || leases_is_held(r->leases)) {
+    if (r->match_key == NULL || is_listed(reply, r->match_key) || lease_server_is_held(r->leases)) {
         r->missing_us = 0;
     } else if (r->missing_us == 0) {
         r->missing_us = now;
@@ -200,7 +201,7 @@ static void on_pending(void *arg, const json_t *reply, const struct skep_error *
     look(r);
 }
 
-static void poll_tracker(struct registration *r)
+static void poll_tracker(struct tracker_registration *r)
 {
     struct bytes message = {0};
 
@@ -210,12 +211,12 @@ static void poll_tracker(struct registration *r)
 
 static void on_info(void *arg, const json_t *reply, const struct skep_error *err)
 {
-    struct registration *r = arg;
+    struct tracker_registration *r = arg;
 
     (void)err;
     if (!is_granted(r, reply, "UPDATE_INFO"))
         return;
-    r->offer_due = !leases_is_held(r->leases);
+    r->offer_due = !lease_server_is_held(r->leases);
     look(r);
 }
 
@@ -223,7 +224,7 @@ static void on_info(void *arg, const json_t *reply, const struct skep_error *err
 
 static void on_connected(void *arg, struct tracker_client *client)
 {
-    struct registration *r = arg;
+    struct tracker_registration *r = arg;
     struct bytes message = {0};
 
     (void)client;
@@ -231,7 +232,7 @@ static void on_connected(void *arg, struct tracker_client *client)
     ask(r, &message, tracker_write_update_info(&message, r->info), on_info);
 }
 
-static uint64_t backoff_us(struct registration *r)
+static uint64_t backoff_us(struct tracker_registration *r)
 {
     uint32_t ms = BACKOFF_FIRST_MS;
 
@@ -244,7 +245,7 @@ static uint64_t backoff_us(struct registration *r)
 
 static void on_closed(void *arg, const struct skep_error *why)
 {
-    struct registration *r = arg;
+    struct tracker_registration *r = arg;
     unsigned long suppressed;
 
     if (!r->closing && (r->offered || log_gate_open(&r->gate, COMPLAIN_MS, &suppressed)))
@@ -263,7 +264,7 @@ static void on_closed(void *arg, const struct skep_error *why)
     pthread_mutex_unlock(&r->lock);
 }
 
-static void connect_tracker(struct registration *r)
+static void connect_tracker(struct tracker_registration *r)
 {
     const struct tracker_client_config config = {
         .loop = r->loop,
@@ -294,26 +295,27 @@ static uint64_t earlier(uint64_t a, uint64_t b)
 }
 
 /* Does what is due, and sets the timer for what will be. */
-static void look(struct registration *r)
+static void look(struct tracker_registration *r)
 {
     uint64_t now = clock_mono_us();
-    uint64_t next = leases_tick(r->leases, now);
+    uint64_t next = lease_server_tick(r->leases, now);
 
     if (r->closing)
         return;
     if (r->client == NULL && now >= r->connect_us)
         connect_tracker(r);
-    if (r->offered && !leases_is_held(r->leases) && !leases_is_on_offer(r->leases))
+    if (r->offered && !lease_server_is_held(r->leases) && !lease_server_is_on_offer(r->leases))
         r->offer_due = true; /* the lease is over */
-    if (r->connected && !r->calling && r->offer_due && !leases_is_held(r->leases))
+    if (r->connected && !r->calling && r->offer_due && !lease_server_is_held(r->leases))
         put(r);
     else if (r->connected && !r->calling && now >= r->poll_us)
         poll_tracker(r);
     if (r->client == NULL)
         next = earlier(next, r->connect_us);
     else if (r->connected && !r->calling)
-        next = earlier(next, r->offer_due && !leases_is_held(r->leases) ? now + POLL_MS * 1000u
-                                                                        : r->poll_us);
+        next =
+            earlier(next, r->offer_due && !lease_server_is_held(r->leases) ? now + POLL_MS * 1000u
+                                                                           : r->poll_us);
     if (next != CLOCK_NEVER)
         uv_timer_start(&r->timer, on_timer, clock_left_ms(next), 0);
 }
@@ -321,14 +323,14 @@ static void look(struct registration *r)
 /* A lease has begun or ended. */
 static void on_wake(struct loop_job *job)
 {
-    struct registration *r =
-        (struct registration *)((char *)job - offsetof(struct registration, wake));
+    struct tracker_registration *r =
+        (struct tracker_registration *)((char *)job - offsetof(struct tracker_registration, wake));
 
     atomic_store(&r->wake_posted, false);
     look(r);
 }
 
-void registration_wake(struct registration *r)
+void tracker_registration_wake(struct tracker_registration *r)
 {
     if (r != NULL && !atomic_exchange(&r->wake_posted, true))
         loop_post(r->loop, &r->wake);
@@ -336,7 +338,7 @@ void registration_wake(struct registration *r)
 
 /* ---- life ---- */
 
-static json_t *make_info(const struct registration_config *config)
+static json_t *make_info(const struct tracker_registration_config *config)
 {
     json_t *experts = json_array();
     json_t *info;
@@ -353,7 +355,7 @@ static json_t *make_info(const struct registration_config *config)
 
 static void begin(void *arg)
 {
-    struct registration *r = arg;
+    struct tracker_registration *r = arg;
 
     uv_timer_init(loop_uv(r->loop), &r->timer);
     r->timer.data = r;
@@ -363,7 +365,7 @@ static void begin(void *arg)
 
 static void end(void *arg)
 {
-    struct registration *r = arg;
+    struct tracker_registration *r = arg;
 
     r->closing = true;
     if (r->timer_open)
@@ -389,10 +391,10 @@ static skep_status check_key(const char *key, struct skep_error *err)
     return SKEP_OK;
 }
 
-skep_status registration_new(const struct registration_config *config, struct registration **out,
-                             struct skep_error *err)
+skep_status tracker_registration_new(const struct tracker_registration_config *config,
+                                     struct tracker_registration **out, struct skep_error *err)
 {
-    struct registration *r;
+    struct tracker_registration *r;
     skep_status rc = check_key(config->key, err);
 
     *out = NULL;
@@ -416,7 +418,7 @@ skep_status registration_new(const struct registration_config *config, struct re
     if (rc == SKEP_OK)
         rc = loop_new("skep-register", &r->loop, err);
     if (rc != SKEP_OK) {
-        registration_free(r);
+        tracker_registration_free(r);
         return rc;
     }
     loop_call(r->loop, begin, r);
@@ -424,7 +426,7 @@ skep_status registration_new(const struct registration_config *config, struct re
     return SKEP_OK;
 }
 
-void registration_free(struct registration *r)
+void tracker_registration_free(struct tracker_registration *r)
 {
     if (r == NULL)
         return;
@@ -445,7 +447,8 @@ void registration_free(struct registration *r)
     mem_free(r);
 }
 
-void registration_stats(struct registration *r, struct registration_stats *out)
+void tracker_registration_stats(struct tracker_registration *r,
+                                struct tracker_registration_stats *out)
 {
     pthread_mutex_lock(&r->lock);
     *out = r->stats;

@@ -8,7 +8,8 @@
  * A match key that was handed out and that nobody has presented after a while is replaced: its
  * client has died. While a lease lasts nothing is offered; once it ends, a new key is.
  *
- * Threads: a loop of its own ("skep-register"). registration_wake() may be called from any thread.
+ * Threads: a loop of its own ("skep-register"). tracker_registration_wake() may be called from any
+ * thread.
  */
 #ifndef SKEP_NODE_TRACKING_TRACKER_REGISTRATION_H
 #define SKEP_NODE_TRACKING_TRACKER_REGISTRATION_H
@@ -20,9 +21,9 @@
 #include "base/endpoint.h"
 #include "node/tracking/lease_server.h"
 
-struct registration;
+struct tracker_registration;
 
-struct registration_config {
+struct tracker_registration_config {
     struct endpoint tracker;
     const char *key;     /* copied, as all texts here */
     const char *address; /* host to offer; NULL: the one from which the tracker sees us */
@@ -31,22 +32,24 @@ struct registration_config {
     const char *endpoint;
     const char *const *experts; /* UIDs */
     size_t expert_count;
-    struct leases *leases; /* borrowed until registration_free() */
+    struct lease_server *leases; /* borrowed until tracker_registration_free() */
 };
 
-struct registration_stats {
+struct tracker_registration_stats {
     bool is_registered;
     uint64_t registrations; /* times that a tracker has taken us in */
     uint64_t offers;        /* match keys offered */
     uint64_t unclaimed;     /* of these: handed out, but never presented */
 };
 
-SKEP_MUST_CHECK skep_status registration_new(const struct registration_config *config,
-                                             struct registration **out, struct skep_error *err);
+SKEP_MUST_CHECK skep_status
+tracker_registration_new(const struct tracker_registration_config *config,
+                         struct tracker_registration **out, struct skep_error *err);
 /* Leaves the tracker. NULL is allowed. */
-void registration_free(struct registration *registration);
-/* There is something for leases_tick() (leases_config.changed). NULL is allowed. */
-void registration_wake(struct registration *registration);
-void registration_stats(struct registration *registration, struct registration_stats *out);
+void tracker_registration_free(struct tracker_registration *registration);
+/* There is something for lease_server_tick() (lease_server_config.changed). NULL is allowed. */
+void tracker_registration_wake(struct tracker_registration *registration);
+void tracker_registration_stats(struct tracker_registration *registration,
+                                struct tracker_registration_stats *out);
 
 #endif

@@ -24,7 +24,8 @@ enum {
 
 /* ---- entries; the lock is held ---- */
 
-struct entry *registry_find(struct registry *r, const char *key, size_t len, uint64_t hash)
+struct entry *tracker_registry_find(struct tracker_registry *r, const char *key, size_t len,
+                                    uint64_t hash)
 {
     struct hash_node *n = hash_table_first(&r->table, hash);
 
@@ -34,7 +35,7 @@ struct entry *registry_find(struct registry *r, const char *key, size_t len, uin
     return (struct entry *)n;
 }
 
-static struct entry *add(struct registry *r, const char *key, size_t len, uint64_t hash)
+static struct entry *add(struct tracker_registry *r, const char *key, size_t len, uint64_t hash)
 {
     static struct log_gate gate;
     unsigned long suppressed;
@@ -65,7 +66,7 @@ static struct entry *add(struct registry *r, const char *key, size_t len, uint64
     return e;
 }
 
-void registry_drop(struct registry *r, struct entry *e)
+void tracker_registry_drop(struct tracker_registry *r, struct entry *e)
 {
     hash_table_remove(&r->table, &e->node);
     *e->link = e->next;
@@ -87,10 +88,11 @@ bool entry_is_urgent(const struct entry *e)
     return !e->told || e->told_gone || (e->free > 0) != e->told_free;
 }
 
-void registry_changed(struct registry *r, const struct scheduler_key_facts *facts)
+void tracker_registry_changed(struct tracker_registry *r,
+                              const struct scheduler_key_counters *counters)
 {
-    const char *key = facts->key.data;
-    size_t len = facts->key.len;
+    const char *key = counters->key.data;
+    size_t len = counters->key.len;
 
     /* What no record can carry; and such a key is for no shell either. */
     if (len == 0 || len >= RECORD_RESOURCE_KEY_BYTES || memchr(key, '\0', len) != NULL ||
@@ -98,15 +100,15 @@ void registry_changed(struct registry *r, const struct scheduler_key_facts *fact
         return;
     uint64_t hash = hash_text(r->secret, key, len);
     pthread_mutex_lock(&r->lock);
-    struct entry *e = registry_find(r, key, len, hash);
-    if (e == NULL && facts->free + facts->pending + facts->servers > 0)
+    struct entry *e = tracker_registry_find(r, key, len, hash);
+    if (e == NULL && counters->free + counters->pending + counters->servers > 0)
         e = add(r, key, len, hash);
     if (e != NULL) {
-        e->free = facts->free;
-        e->pending = facts->pending;
-        e->servers = facts->servers;
+        e->free = counters->free;
+        e->pending = counters->pending;
+        e->servers = counters->servers;
         if (entry_is_gone(e) && !e->told && r->round_count == 0) {
-            registry_drop(r, e); /* it came and went between two rounds */
+            tracker_registry_drop(r, e); /* it came and went between two rounds */
         } else if (entry_is_urgent(e) && !r->urgent) {
             r->urgent = true;
             pthread_cond_signal(&r->changed);
@@ -115,8 +117,8 @@ void registry_changed(struct registry *r, const struct scheduler_key_facts *fact
     pthread_mutex_unlock(&r->lock);
 }
 
-void registry_set_endpoints(struct registry *r, const struct endpoint *endpoints, size_t count,
-                            const struct endpoint *tvm)
+void tracker_registry_set_endpoints(struct tracker_registry *r, const struct endpoint *endpoints,
+                                    size_t count, const struct endpoint *tvm)
 {
     pthread_mutex_lock(&r->lock);
     r->endpoint_count = count < RECORD_MAX_ENDPOINTS ? count : RECORD_MAX_ENDPOINTS;
@@ -128,7 +130,7 @@ void registry_set_endpoints(struct registry *r, const struct endpoint *endpoints
     pthread_mutex_unlock(&r->lock);
 }
 
-void registry_stats(struct registry *r, struct registry_stats *out)
+void tracker_registry_stats(struct tracker_registry *r, struct tracker_registry_stats *out)
 {
     pthread_mutex_lock(&r->lock);
     *out = r->stats;
@@ -138,7 +140,7 @@ void registry_stats(struct registry *r, struct registry_stats *out)
 
 /* ---- the thread ---- */
 
-static uint64_t next_full_us(struct registry *r, bool has_peers)
+static uint64_t next_full_us(struct tracker_registry *r, bool has_peers)
 {
     uint32_t ms = r->config.update_period_s * 1000;
 
@@ -155,7 +157,7 @@ static uint64_t earlier(uint64_t a, uint64_t b)
 }
 
 /* Waits for the next thing to say. False: it is over. */
-static bool wait_turn(struct registry *r, uint64_t full_us, uint64_t pause_us,
+static bool wait_turn(struct tracker_registry *r, uint64_t full_us, uint64_t pause_us,
                       enum round_scope *scope)
 {
     uint64_t retry_us = pause_us + (RETRY_MS - CHANGE_PAUSE_MS) * 1000u;
@@ -192,7 +194,7 @@ static bool wait_turn(struct registry *r, uint64_t full_us, uint64_t pause_us,
 
 static void run(void *arg)
 {
-    struct registry *r = arg;
+    struct tracker_registry *r = arg;
     enum round_scope scope = SCOPE_ALL;
     uint64_t full_us = 0;
 
@@ -201,16 +203,16 @@ static void run(void *arg)
             r->had_peers = swarm_peer_count(r->config.swarm) > 0;
             full_us = next_full_us(r, r->had_peers);
         }
-        registry_publish(r, scope, clock_deadline_us(ROUND_MS));
+        tracker_registry_publish(r, scope, clock_deadline_us(ROUND_MS));
     } while (wait_turn(r, full_us, clock_deadline_us(CHANGE_PAUSE_MS), &scope));
 }
 
 /* ---- life ---- */
 
-skep_status registry_new(const struct registry_config *config, struct registry **out,
-                         struct skep_error *err)
+skep_status tracker_registry_new(const struct tracker_registry_config *config,
+                                 struct tracker_registry **out, struct skep_error *err)
 {
-    struct registry *r = mem_calloc(1, sizeof(*r));
+    struct tracker_registry *r = mem_calloc(1, sizeof(*r));
     skep_status rc;
 
     *out = NULL;
@@ -226,11 +228,11 @@ skep_status registry_new(const struct registry_config *config, struct registry *
     if (rc == SKEP_OK)
         *out = r;
     else
-        registry_free(r, 0);
+        tracker_registry_free(r, 0);
     return rc;
 }
 
-void registry_free(struct registry *r, uint64_t deadline_us)
+void tracker_registry_free(struct tracker_registry *r, uint64_t deadline_us)
 {
     if (r == NULL)
         return;
@@ -240,12 +242,12 @@ void registry_free(struct registry *r, uint64_t deadline_us)
     pthread_mutex_unlock(&r->lock);
     if (r->thread.started) {
         thread_join(&r->thread);
-        registry_wait_rounds(r, true);
-        registry_publish(r, SCOPE_OFFLINE, deadline_us);
-        registry_wait_rounds(r, false);
+        tracker_registry_wait_rounds(r, true);
+        tracker_registry_publish(r, SCOPE_OFFLINE, deadline_us);
+        tracker_registry_wait_rounds(r, false);
     }
     while (r->entries != NULL)
-        registry_drop(r, r->entries);
+        tracker_registry_drop(r, r->entries);
     hash_table_fini(&r->table);
     pthread_cond_destroy(&r->changed);
     pthread_mutex_destroy(&r->lock);

@@ -1,5 +1,5 @@
-/* What registry.c (entries, the thread, life) and registry_round.c (what is said, and its outcome)
- * share. */
+/* What registry.c (entries, the thread, life) and tracker_registry_round.c (what is said, and its
+ * outcome) share. */
 #ifndef SKEP_NODE_TRACKING_TRACKER_REGISTRY_INTERNAL_H
 #define SKEP_NODE_TRACKING_TRACKER_REGISTRY_INTERNAL_H
 
@@ -25,8 +25,8 @@ struct entry {
 struct round; /* of publishing: what was copied out, until its outcome is known */
 
 /* Lock order: registry.lock, then the directory's. */
-struct registry {
-    struct registry_config config;
+struct tracker_registry {
+    struct tracker_registry_config config;
     char version[32];
     uint8_t secret[HASH_SECRET_BYTES];
     struct thread thread;
@@ -48,21 +48,23 @@ struct registry {
     struct round *rounds;
     unsigned round_count;
     bool failed; /* some record of the last rounds */
-    struct registry_stats stats;
+    struct tracker_registry_stats stats;
 };
 
 /* registry.c; the lock is held. */
-struct entry *registry_find(struct registry *r, const char *key, size_t len, uint64_t hash);
-void registry_drop(struct registry *r, struct entry *e);
+struct entry *tracker_registry_find(struct tracker_registry *r, const char *key, size_t len,
+                                    uint64_t hash);
+void tracker_registry_drop(struct tracker_registry *r, struct entry *e);
 bool entry_is_gone(const struct entry *e);
 /* Whether others must hear of it before the period is over. */
 bool entry_is_urgent(const struct entry *e);
 
-/* registry_round.c; without the lock. */
+/* tracker_registry_round.c; without the lock. */
 enum round_scope { SCOPE_ALL, SCOPE_CHANGED, SCOPE_OFFLINE };
 /* Says what there is to say; the outcome is noted when it is known. */
-void registry_publish(struct registry *r, enum round_scope scope, uint64_t deadline_us);
+void tracker_registry_publish(struct tracker_registry *r, enum round_scope scope,
+                              uint64_t deadline_us);
 /* Waits for the rounds that are under way; `cut` ends them now. */
-void registry_wait_rounds(struct registry *r, bool cut);
+void tracker_registry_wait_rounds(struct tracker_registry *r, bool cut);
 
 #endif

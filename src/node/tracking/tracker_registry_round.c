@@ -23,7 +23,7 @@ struct item {
 
 struct round {
     struct round *next, **link;
-    struct registry *registry;
+    struct tracker_registry *registry;
     size_t count;
     struct item *items;               /* owned */
     struct record *records;           /* owned, and what is in them */
@@ -42,7 +42,7 @@ static void free_round(struct round *round)
     mem_free(round);
 }
 
-static struct round *new_round(struct registry *r, size_t cap)
+static struct round *new_round(struct tracker_registry *r, size_t cap)
 {
     struct round *round = mem_calloc(1, sizeof(*round));
 
@@ -59,7 +59,7 @@ static struct round *new_round(struct registry *r, size_t cap)
 }
 
 /* Notes the outcome of one record; the lock is held. */
-static void note(struct registry *r, const struct item *item, skep_status outcome)
+static void note(struct tracker_registry *r, const struct item *item, skep_status outcome)
 {
     bool failed = outcome != SKEP_OK;
 
@@ -69,19 +69,20 @@ static void note(struct registry *r, const struct item *item, skep_status outcom
     if (item->key == NULL)
         return;
     size_t len = strlen(item->key);
-    struct entry *e = registry_find(r, item->key, len, hash_text(r->secret, item->key, len));
+    struct entry *e =
+        tracker_registry_find(r, item->key, len, hash_text(r->secret, item->key, len));
     if (e == NULL)
         return;
     e->failed = failed;
     if (item->gone && !failed && entry_is_gone(e) && e->told_gone)
-        registry_drop(r, e);
+        tracker_registry_drop(r, e);
 }
 
 /* On the directory's thread, or the registry's if nothing could be declared. */
 static void on_declared(void *arg, struct declaration *declarations, size_t count)
 {
     struct round *round = arg;
-    struct registry *r = round->registry;
+    struct tracker_registry *r = round->registry;
 
     pthread_mutex_lock(&r->lock);
     for (size_t i = 0; i < count; i++)
@@ -95,7 +96,7 @@ static void on_declared(void *arg, struct declaration *declarations, size_t coun
     free_round(round);
 }
 
-static uint32_t lifetime_s(const struct registry *r)
+static uint32_t lifetime_s(const struct tracker_registry *r)
 {
     uint32_t lifetime = 2 * r->config.update_period_s;
 
@@ -103,7 +104,8 @@ static uint32_t lifetime_s(const struct registry *r)
 }
 
 /* As the DHT handler's: a withdrawal outlives what it contradicts. */
-static int64_t expiry(const struct registry *r, int64_t now_s, bool gone, int64_t told_until_s)
+static int64_t expiry(const struct tracker_registry *r, int64_t now_s, bool gone,
+                      int64_t told_until_s)
 {
     int64_t until = told_until_s + swarm_record(r->config.swarm)->clock_skew_s;
     int64_t least = now_s + RECORD_MIN_LIFETIME_S, most = now_s + RECORD_MAX_LIFETIME_S;
@@ -114,7 +116,7 @@ static int64_t expiry(const struct registry *r, int64_t now_s, bool gone, int64_
     return until < most ? until : most;
 }
 
-static void fill_tracker(struct registry *r, bool gone, struct record_tracker *out)
+static void fill_tracker(struct tracker_registry *r, bool gone, struct record_tracker *out)
 {
     out->endpoint_count = r->endpoint_count;
     memcpy(out->endpoints, r->endpoints, sizeof(out->endpoints));
@@ -125,7 +127,7 @@ static void fill_tracker(struct registry *r, bool gone, struct record_tracker *o
     out->offline = gone;
 }
 
-static void add_tracker(struct registry *r, struct round *round, int64_t now_s, bool gone)
+static void add_tracker(struct tracker_registry *r, struct round *round, int64_t now_s, bool gone)
 {
     size_t i = round->count++;
     struct record *record = &round->records[i];
@@ -146,8 +148,8 @@ static uint32_t clamp(size_t n)
     return n < UINT32_MAX ? (uint32_t)n : UINT32_MAX;
 }
 
-static void add_entry(struct registry *r, struct round *round, int64_t now_s, struct entry *e,
-                      bool gone)
+static void add_entry(struct tracker_registry *r, struct round *round, int64_t now_s,
+                      struct entry *e, bool gone)
 {
     size_t i = round->count;
     struct record *record = &round->records[i];
@@ -186,7 +188,7 @@ static bool belongs(const struct entry *e, enum round_scope scope)
 }
 
 /* Everything that is to be said now; NULL: nothing, or memory is short. */
-static struct round *make_round(struct registry *r, enum round_scope scope)
+static struct round *make_round(struct tracker_registry *r, enum round_scope scope)
 {
     int64_t now_s = directory_now_ms(swarm_directory(r->config.swarm)) / 1000;
     struct round *round = NULL;
@@ -202,7 +204,7 @@ static struct round *make_round(struct registry *r, enum round_scope scope)
         for (struct entry *e = r->entries, *next; e != NULL; e = next) {
             next = e->next;
             if (entry_is_gone(e) && (!e->told || e->told_until_s + skew_s < now_s))
-                registry_drop(r, e); /* nobody can find it */
+                tracker_registry_drop(r, e); /* nobody can find it */
             else if (belongs(e, scope))
                 add_entry(r, round, now_s, e, entry_is_gone(e) || scope == SCOPE_OFFLINE);
         }
@@ -223,7 +225,7 @@ static struct round *make_round(struct registry *r, enum round_scope scope)
     return round;
 }
 
-static bool may_be_told(const struct registry *r, const struct endpoint *e, size_t *room)
+static bool may_be_told(const struct tracker_registry *r, const struct endpoint *e, size_t *room)
 {
     char text[ENDPOINT_TEXT_BYTES];
     struct endpoint again;
@@ -241,7 +243,7 @@ static bool may_be_told(const struct registry *r, const struct endpoint *e, size
 }
 
 /* Addresses of what is free, as far as they help others and fit. Without the lock. */
-static void fill_addresses(struct registry *r, struct record_resource *out)
+static void fill_addresses(struct tracker_registry *r, struct record_resource *out)
 {
     struct endpoint *all = mem_calloc(RECORD_MAX_ADDRESSES, sizeof(*all));
     size_t count, room = MAX_ADDRESS_TEXT_BYTES, kept = 0;
@@ -256,7 +258,8 @@ static void fill_addresses(struct registry *r, struct record_resource *out)
     out->address_count = kept;
 }
 
-void registry_publish(struct registry *r, enum round_scope scope, uint64_t deadline_us)
+void tracker_registry_publish(struct tracker_registry *r, enum round_scope scope,
+                              uint64_t deadline_us)
 {
     struct skep_error err;
     struct round *round = make_round(r, scope);
@@ -275,7 +278,7 @@ void registry_publish(struct registry *r, enum round_scope scope, uint64_t deadl
     on_declared(round, round->declarations, round->count);
 }
 
-void registry_wait_rounds(struct registry *r, bool cut)
+void tracker_registry_wait_rounds(struct tracker_registry *r, bool cut)
 {
     pthread_mutex_lock(&r->lock);
     for (struct round *round = r->rounds; cut && round != NULL; round = round->next)

@@ -19,10 +19,10 @@ enum {
 struct tracking {
     struct tracking_config config;
     struct tracker_server *server;
-    struct registry *registry;     /* NULL without DHT; guarded by `lock` once it is closing */
-    struct registry *told;         /* the same, for the tracker's loop */
-    struct federation *federation; /* NULL without DHT or where it is not wanted */
-    struct lending *lending;       /* the same */
+    struct tracker_registry *registry; /* NULL without DHT; guarded by `lock` once it is closing */
+    struct tracker_registry *told;     /* the same, for the tracker's loop */
+    struct federation *federation;     /* NULL without DHT or where it is not wanted */
+    struct resource_lending *lending;  /* the same */
     /* The tracker's loop only: the answer to those who ask for DHT peers. */
     struct bytes peers;
     uint64_t peers_us;
@@ -33,12 +33,12 @@ struct tracking {
 
 /* ---- the tracker's events, on its loop ---- */
 
-static void on_key_changed(void *arg, const struct scheduler_key_facts *facts)
+static void on_key_changed(void *arg, const struct scheduler_key_counters *counters)
 {
     struct tracking *t = arg;
 
     if (t->told != NULL)
-        registry_changed(t->told, facts);
+        tracker_registry_changed(t->told, counters);
 }
 
 static void on_waiting(void *arg, const struct scheduler_request *request)
@@ -182,7 +182,7 @@ void tracking_announce(struct tracking *t, const struct endpoint *endpoints, siz
     if (t->registry != NULL && !t->closed) {
         if (!swarm_record(t->config.swarm)->loopback && endpoint_is_loopback(&tvm))
             tvm.host[0] = '\0';
-        registry_set_endpoints(t->registry, endpoints, count, &tvm);
+        tracker_registry_set_endpoints(t->registry, endpoints, count, &tvm);
     }
     pthread_mutex_unlock(&t->lock);
 }
@@ -222,7 +222,7 @@ static skep_status open_parts(struct tracking *t, struct skep_error *err)
         .swarm_name = t->config.swarm_name,
         .plaintext = t->config.plaintext,
     };
-    const struct registry_config registry = {
+    const struct tracker_registry_config registry = {
         .swarm = t->config.swarm,
         .update_period_s = t->config.update_period_s,
         .features = t->config.features,
@@ -237,7 +237,7 @@ static skep_status open_parts(struct tracking *t, struct skep_error *err)
     if (t->config.federation)
         rc = federation_new(&federation, &t->federation, err);
     if (rc == SKEP_OK)
-        rc = registry_new(&registry, &t->registry, err);
+        rc = tracker_registry_new(&registry, &t->registry, err);
     t->told = t->registry;
     return rc;
 }
@@ -258,7 +258,7 @@ skep_status tracking_new(const struct tracking_config *config, struct tracking *
         rc = open_server(t, config, err);
     if (rc == SKEP_OK && t->federation != NULL) {
         federation_begin(t->federation, t->server);
-        rc = lending_new(t->server, &t->lending, err);
+        rc = resource_lending_new(t->server, &t->lending, err);
     }
     if (rc != SKEP_OK) {
         tracking_close(t, 0);
@@ -286,7 +286,7 @@ void tracking_close(struct tracking *t, uint64_t deadline_us)
     pthread_mutex_unlock(&t->lock);
     if (closed)
         return;
-    lending_close(t->lending);
+    resource_lending_close(t->lending);
     federation_close(t->federation);
     if (t->server != NULL) {
         tracker_server_request_stop(t->server);
@@ -294,7 +294,7 @@ void tracking_close(struct tracking *t, uint64_t deadline_us)
         tracker_server_end(t->server);
         loop_call(tracker_server_loop(t->server), stop_telling, t);
     }
-    registry_free(t->registry, deadline_us);
+    tracker_registry_free(t->registry, deadline_us);
 }
 
 void tracking_free(struct tracking *t)
@@ -302,7 +302,7 @@ void tracking_free(struct tracking *t)
     if (t == NULL)
         return;
     tracker_server_free(t->server);
-    lending_free(t->lending);
+    resource_lending_free(t->lending);
     federation_free(t->federation);
     bytes_free(&t->peers);
     pthread_mutex_destroy(&t->lock);
@@ -323,12 +323,12 @@ const char *tracking_stop_key(const struct tracking *t)
 
 void tracking_request(struct tracking *t, struct server_call *call)
 {
-    lending_request(t != NULL ? t->lending : NULL, call);
+    resource_lending_request(t != NULL ? t->lending : NULL, call);
 }
 
 void tracking_summary(struct tracking *t, struct server_call *call)
 {
-    lending_summary(t != NULL ? t->lending : NULL, call);
+    resource_lending_summary(t != NULL ? t->lending : NULL, call);
 }
 
 skep_status tracking_key_stats(struct tracking *t, struct key_stats **out, struct skep_error *err)
@@ -344,6 +344,6 @@ void tracking_stats(struct tracking *t, struct tracking_stats *out)
         federation_stats(t->federation, &out->federation);
     pthread_mutex_lock(&t->lock);
     if (t->registry != NULL && !t->closed)
-        registry_stats(t->registry, &out->registry);
+        tracker_registry_stats(t->registry, &out->registry);
     pthread_mutex_unlock(&t->lock);
 }

@@ -64,7 +64,7 @@ void tracking_summary(struct tracking *tracking, struct server_call *call);
 
 struct tracking_stats {
     struct skep_tracker_stats server;
-    struct registry_stats registry;
+    struct tracker_registry_stats registry;
     struct federation_stats federation;
 };
 /* Not from the tracker's loop. @param out  owned: key_stats_free(). */
