@@ -364,7 +364,7 @@ static int check_idle(struct options *o)
 {
     static const char *const of_lookups[] = {"num-lookups", "num-bulk", "runs"};
     bool batches = options_int(o, "num-experts") > 0;
-    int code = batches ? CLI_DONE : options_idle(o, "expert-batch-size", "goes with --num-experts");
+    int code = batches ? CLI_DONE : options_idle(o, "expert-batch-size", "needs --num-experts");
 
     for (size_t i = 0; i < OPTION_COUNT(of_lookups) && code == CLI_DONE && batches; i++)
         code = options_idle(o, of_lookups[i], "does nothing with --num-experts");

@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "bench/bench_stats.h"
+#include "cli/command.h"
 #include "cli/environment.h"
 
 enum { MAX_ARGUMENTS = 48, START_TIMEOUT_MS = 60000, STOP_TIMEOUT_MS = 8000 };
@@ -32,7 +33,7 @@ static void become_node(int input_fd, const char *const *arguments, char **envir
     argv[n++] = "--json";
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     dup2(input_fd, STDOUT_FILENO);
-    execve("/proc/self/exe", (char *const *)argv, environment);
+    cli_run_beside("skep", (char *const *)argv, environment);
     _exit(127);
 }
 

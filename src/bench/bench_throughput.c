@@ -99,8 +99,9 @@ static const struct option_spec specs[] = {
      .kind = OPTION_INT,
      .min = 1,
      .max = MAX_CONNECTIONS,
-     .help = "encrypted connections that the clients share; unless told, 8, or so many that 64 MiB "
-             "of replies at most are on their way over one, which is what a node allows"},
+     .help = "encrypted connections that the clients share",
+     .unset = "8, or so many that replies in flight on each stay below 64 MiB, the limit of a"
+              " node"},
     {.name = "runs",
      .kind = OPTION_INT,
      .min = 1,

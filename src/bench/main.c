@@ -24,12 +24,13 @@ static const struct option_table *const *const tables[] = {
 
 static void print_help(FILE *out)
 {
-    fprintf(out,
-            "Example:\n  skep bench rpc\n\nMeasures Skep on this machine, each figure with its "
-            "baseline in the same run.\n\n");
+    fprintf(
+        out,
+        "Usage: skep bench NAME [OPTIONS]\n\nMeasures Skep on this machine, each figure with its "
+        "baseline in the same run.\n\nExample:\n  skep bench rpc\n\nBenchmarks:\n");
     for (int i = 0; i < BENCH_COUNT; i++)
-        fprintf(out, "  skep bench %-12s%s\n", benches[i].name, benches[i].summary);
-    fprintf(out, "\n`skep bench NAME --help` shows the options of one.\n");
+        fprintf(out, "  %-12s%s\n", benches[i].name, benches[i].summary);
+    fprintf(out, "\nskep bench NAME --help shows the options of a benchmark.\n");
 }
 
 /* @param argv  argv[0] is the program's name, or "help" before the name of a benchmark. */
@@ -48,7 +49,7 @@ static int run_bench(int argc, char **argv)
         if (is_help && argc == 3 && argv[2][0] != '-') /* skep bench help rpc */
             return run_bench(3, arguments);
         if (argc > 2)
-            return cli_usage_error("bench", "\"%s\": unexpected argument behind %s", argv[2],
+            return cli_usage_error("bench", "\"%s\": unexpected argument after %s", argv[2],
                                    argv[1]);
         if (!is_help)
             return cli_print_version();

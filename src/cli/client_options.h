@@ -8,21 +8,22 @@
 
 /* Rows for a command's own table of options. */
 #define CLIENT_OPTION_SPECS                                                                        \
-    SWARM_MEMBER_OPTION_SPECS(                                                                     \
-        "DHT peers of the swarm to join by, HOST:PORT each, or trackers that name some, "          \
-        "tracker://HOST:PORT",                                                                     \
-        "key file to call with, made if missing; without it a new identity"),                      \
+    SWARM_MEMBER_OPTION_SPECS("DHT peers of the swarm to join: HOST:PORT, or tracker://HOST:PORT " \
+                              "for a tracker that names some",                                     \
+                              "key file of this client, created if missing", "none",               \
+                              "a new identity"),                                                   \
         {.name = "dht-listen",                                                                     \
          .kind = OPTION_ENDPOINT,                                                                  \
          .any_port = true,                                                                         \
-         .help = "UDP endpoint of this peer in the DHT; without it any port"},                     \
+         .help = "UDP endpoint of this peer in the DHT",                                           \
+         .unset = "any port"},                                                                     \
         {.name = "timeout",                                                                        \
          .kind = OPTION_INT,                                                                       \
          .min = 1,                                                                                 \
          .max = 3600000,                                                                           \
          .unit = "ms",                                                                             \
          .default_text = "10s",                                                                    \
-         .help = "for all of it, from joining to the last answer"},                                \
+         .help = "time limit for the whole command, joining included"},                            \
         {.name = "insecure-plaintext",                                                             \
          .kind = OPTION_FLAG,                                                                      \
          .help = "no encryption; only for nodes started with the same option"},                    \

@@ -18,28 +18,30 @@ static const struct option_spec specs[] = {
     {.name = "input",
      .kind = OPTION_STRING,
      .placeholder = "FILE",
-     .help = "input tensors, .safetensors (input.0, input.1, ... or all it holds) or .npy; "
-             "without it the expert's schema is shown"},
+     .help = "input tensors: .npy, or .safetensors with input.0, input.1, ... or in the "
+             "order of their names",
+     .unset = "none; the expert's schema is shown"},
     {.name = "output",
      .kind = OPTION_STRING,
      .placeholder = "FILE",
-     .help = "where the result goes, .safetensors or .npy; without it shape, type, min, mean and "
-             "max of it are shown"},
+     .help = "file for the result, .safetensors or .npy",
+     .unset = "a summary is shown"},
     {.name = "grad",
      .kind = OPTION_STRING,
      .placeholder = "FILE",
-     .help = "gradients of the outputs: makes it a backward pass, which trains the expert; the "
+     .help = "gradients of the outputs, for a backward pass, which trains the expert; the "
              "result is the gradients of the inputs"},
     {.name = "no-cast",
      .kind = OPTION_FLAG,
-     .help = "refuse inputs and gradients that are not of the expert's type or in Fortran order; "
-             "without it floats of other widths become F32, with a note"},
+     .help = "refuse inputs and gradients in Fortran order or of another type than the "
+             "expert's; without this option, floats of other widths are cast to F32, with a "
+             "note"},
     {.name = "request-id",
      .kind = OPTION_STRING,
      .placeholder = "HEX",
-     .help =
-         "32 hex digits that name this backward pass: given again with the same --identity, input "
-         "and gradients to the same --endpoint, it is not done twice"},
+     .help = "32 hex digits that identify this backward pass: a repeat with the same "
+             "--identity, --endpoint, input and gradients trains only once",
+     .unset = "random"},
     {.name = "endpoint",
      .kind = OPTION_ENDPOINT,
      .help = "call the node at this address instead of looking the expert up"},
@@ -47,30 +49,29 @@ static const struct option_spec specs[] = {
      .kind = OPTION_STRING,
      .placeholder = "HEX",
      .check = options_check_peer_id,
-     .help = "with --endpoint: who must answer there"},
+     .help = "with --endpoint: peer id that the node must prove"},
     {.name = "match-key",
      .kind = OPTION_STRING,
      .placeholder = "KEY",
-     .help =
-         "with --endpoint: lease that node for this call with the match key that a tracker gave "
-         "for it"},
+     .help = "with --endpoint: lease the node for this call, with the match key that a "
+             "tracker issued for it"},
     {.name = "hedge-after",
      .kind = OPTION_INT,
      .min = 1,
      .max = 3600000,
      .unit = "ms",
-     .help = "send a forward call that has no reply by then to a second node that serves the "
-             "expert, too, and take the first good answer (default: half of --timeout)"},
-    COMPRESSION_OPTION_SPECS("how F32 inputs and outputs travel: none, float16, bfloat16, "
-                             "meanstd16, uniform8, quantile8 or blockwise8; without it as the node "
-                             "likes",
-                             "the same for gradients"),
+     .help = "if a forward call has no reply after this time, call a second node that serves"
+             " the expert too, and take the first good reply",
+     .unset = "half of --timeout"},
+    COMPRESSION_OPTION_SPECS("compression of F32 inputs and outputs: none, float16, bfloat16, "
+                             "meanstd16, uniform8, quantile8 or blockwise8",
+                             "the same for gradients", "the node's choice"),
     CLIENT_OPTION_SPECS,
 };
 
 static const struct option_table table = {
     .command = "call",
-    .summary = "Calls an expert: forward, or backward with --grad. Without --input it shows the "
+    .summary = "Calls an expert: forward, or backward with --grad. Without --input, shows the "
                "expert's schema.",
     .example = "skep call ffn.0.0 --initial-peers 192.0.2.10:4222 --input x.safetensors "
                "--output y.safetensors\n"
@@ -131,7 +132,7 @@ static int check_idle(struct options *o)
                             "trains, is never sent twice");
     else if (!has_input || options_endpoint(o, "endpoint") != NULL)
         code = options_idle(o, "hedge-after",
-                            "goes with --input, and the nodes of a swarm to "
+                            "needs --input, and a swarm of nodes to "
                             "choose from: not --endpoint");
     if (code == CLI_DONE)
         code = options_needs(o, "compression", "input");

@@ -22,17 +22,17 @@ static const struct option_spec specs[] = {
      .kind = OPTION_ENDPOINT,
      .any_port = true,
      .default_text = "0.0.0.0:4222",
-     .help = "UDP endpoint; a wildcard host is both families, * as port picks one"},
+     .help = "UDP endpoint; a wildcard host listens on IPv4 and IPv6, * as port picks one"},
     SWARM_OPTION_SPECS("peer"),
     {.name = "json",
      .kind = OPTION_FLAG,
-     .help = "print a line of JSON when ready, and one at the end"},
+     .help = "print a JSON line when ready, and one at shutdown"},
 };
 
 static const struct option_table table = {
     .command = "dht",
-    .summary = "Runs a bootstrap peer: it hosts no experts; others join the swarm through it. It "
-               "runs until SIGINT, SIGTERM or SIGHUP; a second signal ends it at once.",
+    .summary = "Runs a bootstrap peer: a DHT peer without experts, through which others join the"
+               " swarm. SIGINT, SIGTERM or SIGHUP stops it; a second signal ends it at once.",
     .example = "skep dht --listen 0.0.0.0:4222\n"
                "skep dht --listen 127.0.0.1:* --initial-peers 127.0.0.1:4222 --json",
     .specs = specs,

@@ -20,20 +20,20 @@ static const struct option_spec specs[] = {
      .kind = OPTION_STRING,
      .placeholder = "DIR",
      .required = true,
-     .help = "folder of a node's checkpoints; the node may be running"},
+     .help = "checkpoint folder of a node, which may be running"},
     {.name = "output",
      .kind = OPTION_STRING,
      .placeholder = "FILE",
      .required = true,
-     .help = "safetensors file to write; a name with another format's extension is refused"},
-    {.name = "json", .kind = OPTION_FLAG, .help = "print what was exported as JSON"},
+     .help = "safetensors file to write; an extension of another format is refused"},
+    {.name = "json", .kind = OPTION_FLAG, .help = "print JSON for programs"},
 };
 
 static const struct option_table table = {
     .command = "export",
-    .summary = "Writes the parameters of an expert's newest checkpoint as a plain safetensors "
-               "file, which PyTorch's load_state_dict takes as it is. Says how many updates it "
-               "has and how old it is: a running node knows what it has learned since.",
+    .summary = "Writes the parameters of an expert's newest checkpoint to a plain safetensors "
+               "file, which PyTorch's load_state_dict accepts. Reports the number of updates and"
+               " the age of the checkpoint; a running node may have a newer state in memory.",
     .example = "skep export ffn.0.1 --checkpoint-dir experts --output ffn.safetensors",
     .specs = specs,
     .count = OPTION_COUNT(specs),

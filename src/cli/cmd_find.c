@@ -27,18 +27,17 @@ static const struct option_spec specs[] = {
      .help = "list what the trackers of the swarm hold under this key, instead of experts"},
     {.name = "watch",
      .kind = OPTION_FLAG,
-     .help = "with a prefix: stay until a signal or until the output is closed, whatever --timeout "
-             "says, and show what appears, changes and goes"},
+     .help = "with a prefix: keep running and show what appears, changes and goes, until a "
+             "signal arrives or the output is closed; --timeout does not apply"},
     CLIENT_OPTION_SPECS,
 };
 
 static const struct option_table table = {
     .command = "find",
-    .summary =
-        "Looks experts up by UID, or lists those under a prefix (it ends with a dot), with the "
-        "nodes that serve them, freshest first; or, with --resource, what trackers hold under a "
-        "key. Exit code 3 if an expert is served by nobody, nothing is under the prefix, or no "
-        "tracker has the key.",
+    .summary = "Looks up experts by UID, or lists the experts under a prefix, which ends with a "
+               "dot, with the nodes that serve them, freshest first. With --resource, lists what"
+               " trackers hold under a key. The exit code is 3 if nobody serves an expert, "
+               "nothing is under the prefix, or no tracker has the key.",
     .example = "skep find ffn.0.0 ffn.0.1 --initial-peers 192.0.2.10:4222\n"
                "skep find ffn. --watch --initial-peers 192.0.2.10:4222\n"
                "skep find --resource rpi4 --initial-peers tracker://192.0.2.10:9190",
@@ -143,7 +142,7 @@ static int check_uids(struct options *o)
 {
     if (asks_for_prefix(o))
         return CLI_DONE;
-    int code = options_idle(o, "watch", "goes with a prefix, such as \"ffn.\"");
+    int code = options_idle(o, "watch", "needs a prefix, such as \"ffn.\"");
     if (code != CLI_DONE)
         return code;
     for (size_t i = 0; i < o->positional_count; i++) {

@@ -51,12 +51,12 @@ static const struct option_spec specs[] = {
      .kind = OPTION_STRING,
      .placeholder = "DIR",
      .required = true,
-     .help = "folder to write checkpoints into, made if missing; no node may be using it"},
+     .help = "folder to write checkpoints into, created if missing; no node may be using it"},
     {.name = "uid",
      .kind = OPTION_STRING,
      .placeholder = "UID",
      .check = check_uid,
-     .help = "of the expert that the file's weights become"},
+     .help = "UID of the expert to make from the file"},
     {.name = "expert-cls",
      .kind = OPTION_STRING,
      .placeholder = "CLASS",
@@ -66,18 +66,20 @@ static const struct option_spec specs[] = {
      .kind = OPTION_INT,
      .min = 1,
      .max = 65536,
-     .help = "of that expert; without it as the file's shapes tell"},
+     .help = "width of that expert",
+     .unset = "from the file's shapes"},
     {.name = "intermediate-dim",
      .kind = OPTION_INT,
      .min = 1,
      .max = 1 << 20,
-     .help = "of a swiglu expert; without it as the file's shapes tell"},
+     .help = "inner width of a swiglu expert",
+     .unset = "from the file's shapes"},
     EXPERT_CLASS_OPTION_SPECS,
     {.name = "moe",
      .kind = OPTION_STRING,
      .placeholder = "DIR",
-     .help = "import the experts of the mixture-of-experts model in this folder (Hugging Face's "
-             "layout) instead of a file"},
+     .help = "import the experts of the mixture-of-experts model in this folder (Hugging "
+             "Face layout) instead of a file"},
     {.name = "name",
      .kind = OPTION_STRING,
      .placeholder = "NAME",
@@ -87,19 +89,21 @@ static const struct option_spec specs[] = {
      .kind = OPTION_STRING,
      .placeholder = "PATTERN",
      .check = check_pattern,
-     .help = "with --moe: only the experts of this pattern, as NAME.[0:4].[0:8]"},
+     .help = "with --moe: import only the experts of this pattern, such as NAME.[0:4].[0:8]"},
     {.name = "stack",
      .kind = OPTION_STRING,
      .placeholder = "PREFIX",
-     .help = "with --moe: import the layers whose tensors' names begin so, such as "
-             "thinker.model.layers (default: the only ones that have experts)"},
+     .help = "with --moe: import the layers whose tensor names start with this, such as "
+             "thinker.model.layers",
+     .unset = "the only stack that has experts"},
     {.name = "replace",
      .kind = OPTION_FLAG,
-     .help = "also where the expert has checkpoints: they are kept, this one becomes the newest"},
+     .help = "also import experts that have checkpoints: those are kept, the new one becomes"
+             " the newest"},
     {.name = "allow-non-finite",
      .kind = OPTION_FLAG,
-     .help = "also weights that hold NaN or infinity, which are otherwise refused"},
-    {.name = "json", .kind = OPTION_FLAG, .help = "print what was imported as JSON"},
+     .help = "accept weights that contain NaN or infinity"},
+    {.name = "json", .kind = OPTION_FLAG, .help = "print JSON for programs"},
 };
 
 static const struct option_table table = {
@@ -357,9 +361,9 @@ static int check_usage(struct options *o)
     if (is_model == (o->positional_count > 0))
         return cli_usage_error(table.command, "expected either a file or --moe");
     if (is_model && options_string(o, "name") == NULL)
-        return cli_usage_error(table.command, "--moe: goes with --name");
+        return cli_usage_error(table.command, "--moe: needs --name");
     if (!is_model && options_string(o, "uid") == NULL)
-        return cli_usage_error(table.command, "a file: goes with --uid");
+        return cli_usage_error(table.command, "a file: needs --uid");
     return check_idle(o, is_model);
 }
 

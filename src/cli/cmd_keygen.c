@@ -12,12 +12,12 @@ static const struct option_spec specs[] = {
     {.name = "identity",
      .kind = OPTION_STRING,
      .placeholder = "PATH",
-     .help = "write the identity of a node here; its peer id is printed"},
+     .help = "write a new identity of a node here, and print its peer id"},
     {.name = "swarm-key",
      .kind = OPTION_STRING,
      .placeholder = "PATH",
-     .help = "write the key of a private swarm here; every node and client needs a copy"},
-    {.name = "json", .kind = OPTION_FLAG, .help = "print what was made as JSON"},
+     .help = "write a new key of a private swarm here; every node and client needs a copy"},
+    {.name = "json", .kind = OPTION_FLAG, .help = "print JSON for programs"},
 };
 
 static const struct option_table table = {

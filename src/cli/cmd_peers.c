@@ -13,20 +13,18 @@
 enum { PEER_ID_SHOWN = 12 };
 
 static const struct option_spec specs[] = {
-    {.name = "no-ping", .kind = OPTION_FLAG, .help = "do not dial the nodes"},
+    {.name = "no-ping", .kind = OPTION_FLAG, .help = "do not connect to the nodes"},
     {.name = "endpoint",
      .kind = OPTION_ENDPOINT,
-     .help = "ask this one node for its health, without the DHT"},
+     .help = "ask only the node at this address, without the DHT"},
     CLIENT_OPTION_SPECS,
 };
 
 static const struct option_table table = {
     .command = "peers",
-    .summary =
-        "Lists the nodes of a swarm: state, version, experts, load, the round trip to each and "
-        "what "
-        "it says of its own health: experts that have stalled, DHT peers, whether others can reach "
-        "it. Exit code 3 if there are none.",
+    .summary = "Lists the nodes of a swarm: state, version, experts, load, round trip, and what "
+               "each reports of its health: stalled experts, DHT peers, reachability. The exit "
+               "code is 3 if there are none.",
     .example = "skep peers --initial-peers 192.0.2.10:4222\n"
                "skep peers --endpoint 127.0.0.1:8000",
     .specs = specs,
@@ -160,7 +158,8 @@ int cmd_peers(int argc, char **argv)
 
     if (!options_begin(&o, &table, argc, argv, &code))
         return code;
-    code = options_contrary(&o, "no-ping", "endpoint", "not with --endpoint, which is dialled");
+    code = options_contrary(&o, "no-ping", "endpoint",
+                            "contradicts --endpoint, which connects to the node");
     if (code == CLI_DONE)
         code = client_options_check_direct(&o);
     if (code == CLI_DONE)

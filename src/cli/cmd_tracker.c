@@ -30,7 +30,7 @@ static const struct option_spec specs[] = {
      .kind = OPTION_STRING,
      .placeholder = "HOST",
      .default_text = "0.0.0.0",
-     .help = "name or address to listen on; :: is both families"},
+     .help = "address to listen on; :: listens on IPv4 and IPv6"},
     {.name = "port",
      .kind = OPTION_INT,
      .min = 0,
@@ -41,65 +41,66 @@ static const struct option_spec specs[] = {
      .kind = OPTION_INT,
      .min = 1,
      .max = MAX_PORT + 1,
-     .help = "ports below this one are tried; by default 9199 or, from there on, only --port"},
-    {.name = "silent", .kind = OPTION_FLAG, .help = "log warnings and errors only"},
+     .help = "end of the range of ports to try; this one is not tried",
+     .unset = "9199 or, from there on, --port + 1"},
+    {.name = "silent", .kind = OPTION_FLAG, .help = "log only warnings and errors"},
     {.name = "stats-report-interval",
      .kind = OPTION_INT,
      .min = 0,
      .max = 86400,
      .unit = "s",
      .default_text = "60s",
-     .help = "report what goes on this often: a line of the log if somebody is there, and with "
-             "--json all counters; 0: never"},
+     .help = "how often to report statistics: one log line while clients are connected, and "
+             "with --json all counters; 0: never"},
     {.name = "reuse-addr",
      .kind = OPTION_FLAG,
      .default_text = "true",
-     .help = "take a port although connections of an earlier process linger on it"},
+     .help = "bind even if connections of an earlier process linger on the port"},
     {.name = "timeout",
      .kind = OPTION_INT,
      .min = 0,
      .max = 86400,
      .unit = "s",
      .default_text = "10s",
-     .help = "for the rest of a message that has begun and for answers that nobody reads; idle "
-             "servers and clients are not timed out. 0: never"},
+     .help = "limit for completing a message or reading replies; idle connections do not "
+             "time out. 0: no limit"},
     {.name = "max-connections",
      .kind = OPTION_INT,
      .min = 1,
      .max = 1000000,
      .default_text = "65536",
-     .help = "most connections open at once; when full, one that sent no magic number within 1 s "
-             "is closed, otherwise the newest"},
+     .help = "maximum open connections; when full, a connection without a magic number after"
+             " 1 s is closed, otherwise the newest one"},
     {.name = "stop-key",
      .kind = OPTION_STRING,
      .placeholder = "TEXT",
-     .help = "what a STOP message must present; without it tracker:<random>"},
+     .help = "key that a STOP message must contain",
+     .unset = "tracker:<random>"},
     /* swarm */
     {.name = "no-dht",
      .kind = OPTION_FLAG,
-     .help = "be a tracker and nothing else: publish nothing and ask no other tracker"},
+     .help = "run a plain tracker: publish nothing and ask no other tracker"},
     {.name = "no-federation",
      .kind = OPTION_FLAG,
-     .help = "neither ask other trackers of the swarm for resources nor serve them"},
+     .help = "do not exchange resources with other trackers of the swarm"},
     SWARM_OPTION_SPECS("tracker"),
     {.name = "listen",
      .kind = OPTION_ENDPOINT,
      .any_port = true,
-     .help = "TCP endpoint for other trackers of the swarm, encrypted; without it --host and any "
-             "port"},
+     .help = "encrypted TCP endpoint for other trackers of the swarm",
+     .unset = "--host, any port"},
     SWARM_ENDPOINT_OPTION_SPECS,
     {.name = "json",
      .kind = OPTION_FLAG,
-     .help = "print a line of JSON when ready, and one at the end"},
+     .help = "print a JSON line when ready, and one at shutdown"},
 };
 
 static const struct option_table table = {
     .command = "tracker",
-    .summary =
-        "Runs a tracker that speaks the TVM RPC tracker protocol and takes part in a swarm: "
-        "what it holds is published in the DHT, and what it lacks is asked of other "
-        "trackers. Until it gets a STOP message with its stop key, SIGINT, SIGTERM or SIGHUP; "
-        "a second signal ends it at once.",
+    .summary = "Runs a tracker that speaks the TVM RPC tracker protocol and takes part in a "
+               "swarm: it publishes its resources in the DHT and requests what it lacks from "
+               "other trackers. A STOP message with its stop key, SIGINT, SIGTERM or SIGHUP "
+               "stops it; a second signal ends it at once.",
     .example = "skep tracker --host 0.0.0.0 --port 9190 --port-end 9199\n"
                "skep tracker --host 127.0.0.1 --port 0 --json",
     .specs = specs,
@@ -176,7 +177,7 @@ static int check_idle(struct options *o)
         code = options_contrary(o, "peers-file", "no-dht", no_swarm);
     if (code == CLI_DONE && options_flag(o, "silent") && !options_flag(o, "json"))
         code = options_idle(o, "stats-report-interval",
-                            "does nothing with --silent, but beside --json");
+                            "does nothing with --silent unless --json is given");
     for (size_t i = 0; i < OPTION_COUNT(names) && code == CLI_DONE; i++)
         if (options_flag(o, "no-dht"))
             code = options_idle(o, names[i], "does nothing with --no-dht");

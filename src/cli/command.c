@@ -6,7 +6,9 @@
 #include <jansson.h>
 #include <oneapi/dnnl/dnnl.h>
 #include <sodium.h>
+#include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -94,7 +96,7 @@ static bool is_last(int argc, char **argv, int used)
     if (argc <= used)
         return true;
     fprintf(stderr,
-            "skep: \"%s\": unexpected argument, expected nothing behind \"%s\"\n"
+            "skep: \"%s\": unexpected argument, expected nothing after \"%s\"\n"
             "Try: skep help\n",
             argv[used], argv[used - 1]);
     return false;
@@ -166,6 +168,24 @@ void cli_fill_standard_descriptors(void)
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
         if (fcntl(fd, F_GETFD) < 0)
             (void)!open("/dev/null", O_RDONLY); /* takes the lowest that is free */
+}
+
+void cli_run_beside(const char *program, char *const *argv, char *const *environment)
+{
+    char path[PATH_MAX];
+    ssize_t len = readlink("/proc/self/exe", path, sizeof(path) - 1);
+    char *name;
+
+    if (len <= 0)
+        return;
+    path[len] = '\0';
+    name = strrchr(path, '/') + 1; /* the path of a program is absolute */
+    if (strlen(program) >= sizeof(path) - (size_t)(name - path)) {
+        errno = ENAMETOOLONG;
+        return;
+    }
+    memcpy(name, program, strlen(program) + 1);
+    execve(path, argv, environment);
 }
 
 int cli_exit(int code)

@@ -11,17 +11,17 @@
 
 /* X(function, "name", "summary in the list of commands"), in the order of the list. */
 #define CLI_COMMANDS(X)                                                                            \
-    X(cmd_node, "node", "run a node: host experts and serve them")                                 \
-    X(cmd_tracker, "tracker", "run a tracker: TVM servers offer themselves, clients ask for one")  \
+    X(cmd_node, "node", "run a node that hosts and serves experts")                                \
+    X(cmd_tracker, "tracker", "run a tracker that hands TVM servers to clients")                   \
     X(cmd_query_tracker, "query-tracker", "show a tracker's servers and queues")                   \
-    X(cmd_dht, "dht", "run a bootstrap peer without experts, which others join")                   \
-    X(cmd_find, "find", "look experts up by UID, or list those under a prefix")                    \
+    X(cmd_dht, "dht", "run a bootstrap peer without experts")                                      \
+    X(cmd_find, "find", "look up experts by UID or prefix")                                        \
     X(cmd_peers, "peers", "list the nodes of a swarm, their load and round trip")                  \
     X(cmd_call, "call", "call an expert: forward, backward, or show its schema")                   \
     X(cmd_export, "export", "write an expert's checkpoint as plain weights")                       \
-    X(cmd_import, "import", "turn weights into checkpoints that a node can host")                  \
+    X(cmd_import, "import", "convert weights to checkpoints that a node can host")                 \
     X(cmd_bench, "bench", "measure Skep on this machine")                                          \
-    X(cmd_keygen, "keygen", "make the key file of a node or a private swarm")
+    X(cmd_keygen, "keygen", "create the key file of a node or a private swarm")
 
 struct option_table;
 
@@ -50,6 +50,9 @@ int cli_print_version(void);
 /* Opens descriptors 0 to 2 if they are closed: else a socket or a file would get one of them, and
  * what the program prints would go there. Writing to them fails, as it would with a closed one. */
 void cli_fill_standard_descriptors(void);
+/* Runs a program that is installed beside this one. @param argv, environment  of execve(). Returns
+ * if there is none, with errno. */
+void cli_run_beside(const char *program, char *const *argv, char *const *environment);
 /* Ends the process. Returns only in builds with a sanitizer: main() then returns the code. */
 int cli_exit(int code);
 /* Runs `skep` with the arguments of main(). Returns its exit code. */

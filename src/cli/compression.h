@@ -6,16 +6,17 @@
 #include "cli/options.h"
 
 /* Rows for a command's own table of options. */
-#define COMPRESSION_OPTION_SPECS(activations, gradients)                                           \
+#define COMPRESSION_OPTION_SPECS(activations, gradients, unset_text)                               \
     {.name = "compression",                                                                        \
      .kind = OPTION_CHOICE,                                                                        \
      .placeholder = "SCHEME",                                                                      \
      .choices = "none|float16|bfloat16|meanstd16|uniform8|quantile8|blockwise8",                   \
-     .help = activations},                                                                         \
+     .help = activations,                                                                          \
+     .unset = unset_text},                                                                         \
     {                                                                                              \
         .name = "grad-compression", .kind = OPTION_CHOICE, .placeholder = "SCHEME",                \
         .choices = "none|float16|bfloat16|meanstd16|uniform8|quantile8|blockwise8",                \
-        .help = gradients                                                                          \
+        .help = gradients, .unset = unset_text                                                     \
     }
 
 /* SKEP_COMPRESSION_DEFAULT if it was not given. */

@@ -9,21 +9,21 @@
 #define EXPERT_CLASS_OPTION_SPECS                                                                  \
     {.name = "padding-mask",                                                                       \
      .kind = OPTION_FLAG,                                                                          \
-     .help = "transformer experts take a second input, BOOL [batch, sequence]: keys to ignore "    \
-             "where true"},                                                                        \
+     .help = "transformer experts take a second input, BOOL [batch, sequence], true for keys"      \
+             " to ignore"},                                                                        \
         {.name = "max-sequence",                                                                   \
          .kind = OPTION_INT,                                                                       \
          .min = 1,                                                                                 \
          .max = INT32_MAX,                                                                         \
          .default_text = "32768",                                                                  \
-         .help = "longest sequence that transformer experts accept; their work grows with its "    \
+         .help = "maximum sequence length of transformer experts; their work grows with its "      \
                  "square"},                                                                        \
         {.name = "float-mask",                                                                     \
          .kind = OPTION_FLAG,                                                                      \
-         .help = "det_dropout experts take their mask as F32 instead of I64"},                     \
+         .help = "det_dropout experts take an F32 mask instead of I64"},                           \
     {                                                                                              \
         .name = "evaluation", .kind = OPTION_FLAG,                                                 \
-        .help = "det_dropout experts ignore their mask and scale nothing"                          \
+        .help = "det_dropout experts ignore their mask and do not scale"                           \
     }
 
 /* What was given of them and of --intermediate-dim; the rest of `out` stays. */

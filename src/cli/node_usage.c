@@ -40,16 +40,16 @@ static int check_needs(struct options *o)
 /* One of them alone can hold. */
 static int check_contrary(struct options *o)
 {
-    static const char no_swarm[] = "not with --no-dht, which joins no swarm";
+    static const char no_swarm[] = "contradicts --no-dht, which joins no swarm";
     int code = options_contrary(o, "initial-peers", "no-dht", no_swarm);
 
     if (code == CLI_DONE)
         code = options_contrary(o, "peers-file", "no-dht", no_swarm);
     if (code == CLI_DONE)
-        code = options_contrary(o, "tracker-listen", "no-tracker", "not with --no-tracker");
+        code = options_contrary(o, "tracker-listen", "no-tracker", "contradicts --no-tracker");
     if (code == CLI_DONE && !options_given(o, "tracker"))
-        code = options_contrary(o, "tracker-key", "no-tracker",
-                                "with --no-tracker it goes with a --tracker to register with");
+        code =
+            options_contrary(o, "tracker-key", "no-tracker", "needs --tracker with --no-tracker");
     if (code == CLI_DONE && options_int(o, "min-batch-size") > options_int(o, "max-batch-size"))
         code = options_outrank(o, "min-batch-size", "max-batch-size");
     if (code == CLI_DONE &&
@@ -92,8 +92,8 @@ static int check_saved(struct options *o)
 
     for (size_t i = 0; i < OPTION_COUNT(of_new_experts) && code == CLI_DONE && loads_alone; i++)
         code = options_idle(o, of_new_experts[i],
-                            "does nothing with --load-experts alone, whose experts are as they "
-                            "were saved: --expert-uids or --num-experts makes others");
+                            "does nothing with --load-experts alone, which keeps class and "
+                            "size as saved; --expert-uids or --num-experts makes new experts");
     return code;
 }
 
@@ -129,10 +129,10 @@ static int check_no_experts(struct options *o)
     int code = CLI_DONE;
 
     for (size_t i = 0; i < OPTION_COUNT(of_new_experts) && code == CLI_DONE && !has; i++)
-        code = options_idle(o, of_new_experts[i], "goes with --expert-uids or --expert-pattern");
+        code = options_idle(o, of_new_experts[i], "needs --expert-uids or --expert-pattern");
     for (size_t i = 0; i < OPTION_COUNT(of_all) && code == CLI_DONE && !has; i++)
-        code = options_idle(o, of_all[i],
-                            "goes with --expert-uids, --expert-pattern or --load-experts");
+        code =
+            options_idle(o, of_all[i], "needs --expert-uids, --expert-pattern or --load-experts");
     return code;
 }
 
@@ -145,9 +145,9 @@ static int check_schedule(struct options *o)
     if (options_flag(o, "load-experts") && !options_given(o, "schedule"))
         return CLI_DONE;
     if (strcmp(schedule, "none") == 0) {
-        code = options_idle(o, "num-warmup-steps", "goes with --schedule");
+        code = options_idle(o, "num-warmup-steps", "needs --schedule");
         if (code == CLI_DONE)
-            code = options_idle(o, "num-training-steps", "goes with --schedule");
+            code = options_idle(o, "num-training-steps", "needs --schedule");
     } else if (strcmp(schedule, "constant-with-warmup") == 0) {
         code = options_idle(o, "num-training-steps", "does nothing with --schedule %s", schedule);
     }
@@ -178,11 +178,11 @@ static int check_waiting(struct options *o)
 
     if (options_int(o, "min-batch-size") > 1 && options_int(o, "batch-timeout") == 0)
         code = options_idle(o, "min-batch-size",
-                            "goes with --batch-timeout, the longest that rows wait for more");
+                            "needs --batch-timeout: how long to wait for that many rows");
     if (code == CLI_DONE && options_int(o, "batch-timeout") > 0 &&
         options_int(o, "min-batch-size") == 1)
         code = options_idle(o, "batch-timeout",
-                            "goes with --min-batch-size, the rows to wait for, of 2 or more");
+                            "needs --min-batch-size of 2 or more: the rows to wait for");
     return code;
 }
 

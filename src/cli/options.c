@@ -510,7 +510,7 @@ int options_contrary(struct options *o, const char *name, const char *other, con
 
 int options_needs(struct options *o, const char *name, const char *other)
 {
-    return options_in_force(o, other) ? CLI_DONE : options_idle(o, name, "goes with --%s", other);
+    return options_in_force(o, other) ? CLI_DONE : options_idle(o, name, "needs --%s", other);
 }
 
 bool options_given(const struct options *o, const char *name)

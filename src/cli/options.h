@@ -57,6 +57,8 @@ struct option_spec {
     enum option_kind kind;
     const char *help;         /* what it is, without a full stop */
     const char *default_text; /* as it would be given; NULL: unset */
+    const char *unset;        /* what holds when it is unset, for the help; NULL: nothing does */
+    const char *section;      /* heading above it in the help; NULL: in the section of the last */
     const char *placeholder;  /* of the value in the help; NULL: one by kind */
     const char *unit;         /* what the value is counted in; shown unless it is a time. "s" and
                                  "ms" take 500ms, 1.5s, 2m, 1h, and a number alone as seconds;
@@ -153,7 +155,7 @@ int options_needs(struct options *o, const char *name, const char *other);
 /* Whether it was given and, if it is a flag, says true. */
 bool options_in_force(const struct options *o, const char *name);
 
-/* The help: an example first, then the options with their defaults. */
+/* The help: usage, examples, then the options with their defaults. */
 void options_print_help(const struct option_table *table, FILE *out);
 
 /*

@@ -137,7 +137,7 @@ static int set_value(void *arg, const char *section, const char *name, const cha
     }
     text_quote(name, strlen(name), quoted);
     if (strcmp(name, "config") == 0 || (i < option_total(table) && option_is_answered(i))) {
-        snprintf(where, sizeof(where), "%s: does not go into a file", quoted);
+        snprintf(where, sizeof(where), "%s: cannot be set in a file", quoted);
         fail_line(r, where);
         return 1;
     }

@@ -54,32 +54,48 @@ static void print_wrapped(const char *text, size_t at, size_t indent, FILE *out)
     fputc('\n', out);
 }
 
-/* What comes behind the explanation: range and default. */
+/* "1 to 64 rows"; without limits that are only those of the type. Empty if none is left. */
+static void describe_range(const struct option_spec *spec, char *out, size_t cap)
+{
+    const char *unit = spec->unit != NULL ? spec->unit : "";
+    const char *space = unit[0] != '\0' ? " " : "";
+    char low[OPTION_TIME_BYTES], high[OPTION_TIME_BYTES];
+    bool is_int = spec->kind == OPTION_INT;
+
+    out[0] = '\0';
+    if (option_measure(spec) == MEASURE_TIME)
+        snprintf(out, cap, "%s to %s",
+                 option_format_time(spec, is_int ? (double)spec->min : spec->number_min, low),
+                 option_format_time(spec, is_int ? (double)spec->max : spec->number_max, high));
+    else if (is_int && spec->min == INT64_MIN && spec->max == INT64_MAX)
+        snprintf(out, cap, "any integer");
+    else if (is_int && spec->min <= 1 && (spec->max == INT32_MAX || spec->max == INT64_MAX))
+        return;
+    else if (is_int && spec->max >= INT64_MAX - 1)
+        snprintf(out, cap, "at least %" PRId64 "%s%s", spec->min, space, unit);
+    else if (is_int)
+        snprintf(out, cap, "%" PRId64 " to %" PRId64 "%s%s", spec->min, spec->max, space, unit);
+    else if (spec->kind == OPTION_FLOAT)
+        number_print(out, cap, "%g to %g%s%s", spec->number_min, spec->number_max, space, unit);
+}
+
+/* The explanation, then default and range: "(default: 5m; 10ms to 1000h)". */
 static void describe_value(const struct option_table *table, const struct option_spec *spec,
                            char *out, size_t cap)
 {
     const char *fallback = option_default(table, spec);
-    const char *unit = spec->unit != NULL ? spec->unit : "";
-    char range[96] = "";
-    char low[OPTION_TIME_BYTES], high[OPTION_TIME_BYTES];
-    bool is_int = spec->kind == OPTION_INT;
+    char range[96];
 
-    if (option_measure(spec) == MEASURE_TIME)
-        snprintf(range, sizeof(range), "%s to %s; ",
-                 option_format_time(spec, is_int ? (double)spec->min : spec->number_min, low),
-                 option_format_time(spec, is_int ? (double)spec->max : spec->number_max, high));
-    else if (is_int)
-        snprintf(range, sizeof(range), "%" PRId64 " to %" PRId64 "%s%s; ", spec->min, spec->max,
-                 unit[0] != '\0' ? " " : "", unit);
-    else if (spec->kind == OPTION_FLOAT)
-        number_print(range, sizeof(range), "%g to %g%s%s; ", spec->number_min, spec->number_max,
-                     unit[0] != '\0' ? " " : "", unit);
+    if (fallback == NULL)
+        fallback = spec->unset;
+    describe_range(spec, range, sizeof(range));
+    const char *between = range[0] != '\0' ? "; " : "";
     if (spec->required)
-        snprintf(out, cap, "%s (%srequired)", spec->help, range);
+        snprintf(out, cap, "%s (required%s%s)", spec->help, between, range);
     else if (fallback != NULL)
-        snprintf(out, cap, "%s (%sdefault: %s)", spec->help, range, fallback);
+        snprintf(out, cap, "%s (default: %s%s%s)", spec->help, fallback, between, range);
     else if (range[0] != '\0')
-        snprintf(out, cap, "%s (%.*s)", spec->help, (int)strlen(range) - 2, range);
+        snprintf(out, cap, "%s (%s)", spec->help, range);
     else
         snprintf(out, cap, "%s", spec->help);
 }
@@ -129,40 +145,52 @@ static void print_measures(const struct option_table *table, FILE *out)
     for (size_t i = 0; i < table->count; i++)
         has[option_measure(&table->specs[i])] = true;
     if (has[MEASURE_TIME])
-        print_wrapped("Times may end in ms, s, m or h: 500ms, 1.5s, 2m, 1h. A number alone is in "
-                      "seconds.",
-                      0, 0, out);
+        print_wrapped("Times take a unit: 500ms, 1.5s, 2m, 1h. A number alone is in seconds.", 0, 0,
+                      out);
     if (has[MEASURE_SIZE])
-        print_wrapped("Sizes may end in K, M or G, or KiB, MiB or GiB, of 1024 each: 64K, 1.5GiB. "
-                      "A number alone is in bytes.",
+        print_wrapped("Sizes take K, M or G (or KiB, MiB, GiB), powers of 1024: 64K, 1.5GiB. A "
+                      "number alone is in bytes.",
                       0, 0, out);
+}
+
+static void print_examples(const char *example, FILE *out)
+{
+    fputs(strchr(example, '\n') != NULL ? "\nExamples:\n" : "\nExample:\n", out);
+    for (const char *line = example; *line != '\0';) {
+        size_t len = strcspn(line, "\n");
+        fprintf(out, "  %.*s\n", (int)len, line);
+        line += len + (line[len] == '\n');
+    }
 }
 
 void options_print_help(const struct option_table *table, FILE *out)
 {
-    if (table->example != NULL) {
-        fputs("Example:\n", out);
-        for (const char *line = table->example; *line != '\0';) {
-            size_t len = strcspn(line, "\n");
-            fprintf(out, "  %.*s\n", (int)len, line);
-            line += len + (line[len] == '\n');
-        }
-        fputc('\n', out);
-    }
+    bool has_sections = false;
+
     fprintf(out, "Usage: skep %s [OPTIONS]%s%s\n\n", table->command,
             table->positional != NULL ? " " : "",
             table->positional != NULL ? table->positional : "");
     print_wrapped(table->summary, 0, 0, out);
-    fputs("\nOptions:\n", out);
-    for (size_t i = COMMON_OPTIONS; i < option_total(table); i++)
-        print_option(table, option_at(table, i), out);
+    if (table->example != NULL)
+        print_examples(table->example, out);
+    for (size_t i = COMMON_OPTIONS; i < option_total(table); i++) {
+        const struct option_spec *spec = option_at(table, i);
+        if (spec->section != NULL)
+            fprintf(out, "\n%s:\n", spec->section);
+        else if (i == COMMON_OPTIONS)
+            fputs("\nOptions:\n", out);
+        has_sections |= spec->section != NULL;
+        print_option(table, spec, out);
+    }
+    if (has_sections)
+        fputs("\nGeneral:\n", out);
     for (size_t i = 0; i < COMMON_OPTIONS; i++)
         print_option(table, option_at(table, i), out);
     fputc('\n', out);
     print_measures(table, out);
     print_wrapped(
-        "Each option may also stand in the file given by --config, as a line \"name = "
-        "value\", or in the environment, as SKEP_ and its name in capitals with "
-        "underscores. The command line wins over the environment, and that over the file.",
+        "Options can also be set in the --config file, as lines \"name = value\", or in the "
+        "environment, as SKEP_NAME with underscores. The command line overrides the "
+        "environment, which overrides the file.",
         0, 0, out);
 }

@@ -9,13 +9,14 @@
 
 /* Rows for a command's own table of options. */
 
-/* Which swarm, by whom, and as who. @param peers_help  @param identity_help  literals. */
-#define SWARM_MEMBER_OPTION_SPECS(peers_help, identity_help)                                       \
+/* Which swarm, by whom, and as who. @param  literals: two help texts, then the two defaults. */
+#define SWARM_MEMBER_OPTION_SPECS(peers_help, identity_help, peers_unset, identity_unset)          \
     {.name = "initial-peers",                                                                      \
      .kind = OPTION_LIST,                                                                          \
      .placeholder = "PEER,...",                                                                    \
      .check = options_check_initial_peer,                                                          \
-     .help = peers_help},                                                                          \
+     .help = peers_help,                                                                           \
+     .unset = peers_unset},                                                                        \
         {.name = "swarm",                                                                          \
          .kind = OPTION_STRING,                                                                    \
          .placeholder = "NAME",                                                                    \
@@ -27,18 +28,20 @@
          .placeholder = "PATH",                                                                    \
          .help = "key file of a private swarm"},                                                   \
     {                                                                                              \
-        .name = "identity", .kind = OPTION_STRING, .placeholder = "PATH", .help = identity_help    \
+        .name = "identity", .kind = OPTION_STRING, .placeholder = "PATH", .help = identity_help,   \
+        .unset = identity_unset                                                                    \
     }
 
 /* The same for who stays. @param who  "node", a literal. */
 #define SWARM_OPTION_SPECS(who)                                                                    \
-    SWARM_MEMBER_OPTION_SPECS(                                                                     \
-        "DHT peers of the swarm to join, HOST:PORT each, or trackers that name some, "             \
-        "tracker://HOST:PORT; without them this " who " starts a swarm",                           \
-        "key file of this " who ", made if missing; without it a new identity each time"),         \
+    SWARM_MEMBER_OPTION_SPECS("DHT peers of the swarm to join: HOST:PORT, or tracker://HOST:PORT " \
+                              "for a tracker that names some",                                     \
+                              "key file of this " who ", created if missing",                      \
+                              "none; this " who " starts a swarm",                                 \
+                              "a new identity at each start"),                                     \
     {                                                                                              \
         .name = "peers-file", .kind = OPTION_STRING, .placeholder = "PATH",                        \
-        .help = "where known peers are kept for the next start"                                    \
+        .help = "file in which known peers are kept for the next start"                            \
     }
 
 /* Where it is reached, and how often it says so; beside a --listen of its own. */
@@ -46,12 +49,13 @@
     {.name = "dht-listen",                                                                         \
      .kind = OPTION_ENDPOINT,                                                                      \
      .any_port = true,                                                                             \
-     .help = "UDP endpoint of the DHT; without it the host of --listen and any port"},             \
+     .help = "UDP endpoint of the DHT",                                                            \
+     .unset = "the host of --listen, any port"},                                                   \
         {.name = "announce",                                                                       \
          .kind = OPTION_ENDPOINT,                                                                  \
          .any_port = true,                                                                         \
-         .help = "endpoint to publish; without it that of --listen or, if that is a wildcard, "    \
-                 "the address other peers see"},                                                   \
+         .help = "endpoint to publish",                                                            \
+         .unset = "that of --listen or, if that is a wildcard, the address other peers see"},      \
     {                                                                                              \
         .name = "update-period", .kind = OPTION_INT, .min = 1, .max = 1800, .unit = "s",           \
         .default_text = "30s", .help = "time between two publications in the DHT"                  \

@@ -148,12 +148,12 @@ def case_a_tracker_that_is_killed_and_restarted_hears_everything_anew():
 def case_options_that_contradict_each_other_are_refused():
     with Swarm() as swarm:
         node = ("node", "--listen", "127.0.0.1:*")
-        refused(2, "--tracker: goes with --tracker-key", *node, "--tracker", "127.0.0.1:9190")
-        refused(2, ["--tracker-key", "--no-tracker", "to register with"], *node, "--no-tracker",
+        refused(2, "--tracker: needs --tracker-key", *node, "--tracker", "127.0.0.1:9190")
+        refused(2, ["--tracker-key", "--no-tracker", "needs --tracker"], *node, "--no-tracker",
                 "--tracker-key", "k")
-        refused(2, "--tracker-listen: not with --no-tracker", *node, "--no-tracker",
+        refused(2, "--tracker-listen: contradicts --no-tracker", *node, "--no-tracker",
                 "--tracker-listen", "127.0.0.1:9190")
-        refused(2, "--match-key: goes with --endpoint", "call", "ffn.0", "--match-key", "k",
+        refused(2, "--match-key: needs --endpoint", "call", "ffn.0", "--match-key", "k",
                 "--initial-peers", "127.0.0.1:9")
         refused(2, "expected a UID", "find", "--initial-peers", "127.0.0.1:9")
         with_tracker = swarm.node("node", [], [], "--tracker-listen", "127.0.0.1:*")

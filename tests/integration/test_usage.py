@@ -96,11 +96,11 @@ def case_addresses():
 
 def case_contradictions_of_call():
     peers = ("--initial-peers", "127.0.0.1:9")
-    refused(2, "--no-cast: goes with --input", "call", "ffn.0", *peers, "--no-cast")
-    refused(2, "--output: goes with --input", "call", "ffn.0", *peers, "--output", "x.npy")
-    refused(2, "--grad: goes with --input", "call", "ffn.0", *peers, "--grad", "x.npy")
-    refused(2, "--peer-id: goes with --endpoint", "call", "ffn.0", *peers, "--peer-id", "00" * 32)
-    refused(2, "--request-id: goes with --grad", "call", "ffn.0", *peers, "--request-id", "00" * 16)
+    refused(2, "--no-cast: needs --input", "call", "ffn.0", *peers, "--no-cast")
+    refused(2, "--output: needs --input", "call", "ffn.0", *peers, "--output", "x.npy")
+    refused(2, "--grad: needs --input", "call", "ffn.0", *peers, "--grad", "x.npy")
+    refused(2, "--peer-id: needs --endpoint", "call", "ffn.0", *peers, "--peer-id", "00" * 32)
+    refused(2, "--request-id: needs --grad", "call", "ffn.0", *peers, "--request-id", "00" * 16)
     refused(2, "--request-id needs --identity", "call", "ffn.0", *peers, "--input", "x", "--output",
             "y.npy", "--grad", "z", "--request-id", "00" * 16)
     refused(2, "32 hex digits", "call", "ffn.0", *peers, "--input", "x", "--output", "y.npy",
@@ -252,29 +252,29 @@ def case_a_key_of_the_other_kind():
 
 def case_options_that_would_do_nothing_are_refused():
     for arguments, said in (
-            (["--checkpoint-period", "9s"], "--checkpoint-period: goes with --checkpoint-dir"),
-            (["--keep-checkpoints", "3"], "--keep-checkpoints: goes with --checkpoint-dir"),
-            (["--strict-checkpoints"], "--strict-checkpoints: goes with --load-experts"),
-            (["--num-warmup-steps", "3"], "--num-warmup-steps: goes with --schedule"),
-            (["--num-training-steps", "3"], "--num-training-steps: goes with --schedule"),
+            (["--checkpoint-period", "9s"], "--checkpoint-period: needs --checkpoint-dir"),
+            (["--keep-checkpoints", "3"], "--keep-checkpoints: needs --checkpoint-dir"),
+            (["--strict-checkpoints"], "--strict-checkpoints: needs --load-experts"),
+            (["--num-warmup-steps", "3"], "--num-warmup-steps: needs --schedule"),
+            (["--num-training-steps", "3"], "--num-training-steps: needs --schedule"),
             (["--schedule", "linear-with-warmup", "--num-warmup-steps", "9",
               "--num-training-steps", "8"], "--num-warmup-steps: 9, expected at most"),
             (["--schedule", "none", "--num-warmup-steps", "9"],
-             "--num-warmup-steps: goes with --schedule"),
+             "--num-warmup-steps: needs --schedule"),
             (["--schedule", "constant-with-warmup", "--num-warmup-steps", "9",
               "--num-training-steps", "8"],
              "--num-training-steps: does nothing with --schedule constant-with-warmup"),
-            (["--tracker", "127.0.0.1:9"], "--tracker: goes with --tracker-key"),
+            (["--tracker", "127.0.0.1:9"], "--tracker: needs --tracker-key"),
             (["--no-dht", "--announce", "127.0.0.1:9"],
              "--announce: does nothing with --no-dht and without --tracker-key"),
-            (["--min-batch-size", "2"], "--min-batch-size: goes with --batch-timeout"),
-            (["--batch-timeout", "50ms"], "--batch-timeout: goes with --min-batch-size"),
+            (["--min-batch-size", "2"], "--min-batch-size: needs --batch-timeout"),
+            (["--batch-timeout", "50ms"], "--batch-timeout: needs --min-batch-size"),
             (["--batch-timeout", "50ms", "--min-batch-size", "1"],
-             "--batch-timeout: goes with --min-batch-size"),
-            (["--no-dht", "--initial-peers", "127.0.0.1:9"], "--initial-peers: not with --no-dht"),
-            (["--no-dht", "--peers-file", "p"], "--peers-file: not with --no-dht"),
-            (["--lease-timeout", "1m"], "--lease-timeout: goes with --tracker-key"),
-            (["--lease-silence", "1m"], "--lease-silence: goes with --tracker-key"),
+             "--batch-timeout: needs --min-batch-size"),
+            (["--no-dht", "--initial-peers", "127.0.0.1:9"], "--initial-peers: contradicts --no-dht"),
+            (["--no-dht", "--peers-file", "p"], "--peers-file: contradicts --no-dht"),
+            (["--lease-timeout", "1m"], "--lease-timeout: needs --tracker-key"),
+            (["--lease-silence", "1m"], "--lease-silence: needs --tracker-key"),
             (["--no-tracker", "--no-federation"],
              "--no-federation: does nothing with --no-tracker"),
             (["--no-dht", "--no-federation"], "--no-federation: does nothing with --no-dht"),
@@ -299,14 +299,14 @@ def case_options_that_would_do_nothing_are_refused():
         refused(2, said, *NODE, *arguments)
     # Of experts, which are none, or as they were saved.
     for option, value in (("--expert-cls", "nop"), ("--hidden-dim", "8"), ("--seed", "1")):
-        refused(2, "%s: goes with --expert-uids or --expert-pattern" % option, *NODE, option, value)
+        refused(2, "%s: needs --expert-uids or --expert-pattern" % option, *NODE, option, value)
         refused(2, "%s: does nothing with --load-experts alone" % option, *NODE, option, value,
                 "--load-experts", "--checkpoint-dir", "never-made")
     refused(2, "--intermediate-dim: does nothing with --load-experts alone", *NODE,
             "--intermediate-dim", "8", "--load-experts", "--checkpoint-dir", "never-made")
     for option, value in (("--max-batch-size", "8"), ("--checkpoint-dir", "never-made"),
                           ("--optimizer", "sgd"), ("--compression", "float16")):
-        refused(2, "%s: goes with --expert-uids, --expert-pattern or --load-experts" % option, *NODE,
+        refused(2, "%s: needs --expert-uids, --expert-pattern or --load-experts" % option, *NODE,
                 option, value)
     assert not os.path.exists("never-made")
     for arguments, said in (
@@ -321,8 +321,8 @@ def case_options_that_would_do_nothing_are_refused():
         for option, value in (("--initial-peers", "127.0.0.1:9"), ("--dht-listen", "127.0.0.1:*")):
             refused(2, "%s: does nothing with --endpoint" % option, *command, "--endpoint",
                     "127.0.0.1:9", option, value)
-    refused(2, "--no-ping: not with --endpoint", "peers", "--endpoint", "127.0.0.1:9", "--no-ping")
-    refused(2, "--watch: goes with a prefix", "find", "ffn.0", "--watch", "--initial-peers",
+    refused(2, "--no-ping: contradicts --endpoint", "peers", "--endpoint", "127.0.0.1:9", "--no-ping")
+    refused(2, "--watch: needs a prefix", "find", "ffn.0", "--watch", "--initial-peers",
             "127.0.0.1:9")
     refused(2, "--resource: does not go together with UIDs", "find", "ffn.0", "--resource", "k",
             "--initial-peers", "127.0.0.1:9")
@@ -330,12 +330,12 @@ def case_options_that_would_do_nothing_are_refused():
             "--update-period", "9")
     nobody = ("--endpoint", "127.0.0.1:9")
     for arguments, said in (
-            (["--compression", "float16"], "--compression: goes with --input"),
-            (["--grad-compression", "float16"], "--grad-compression: goes with --grad"),
+            (["--compression", "float16"], "--compression: needs --input"),
+            (["--grad-compression", "float16"], "--grad-compression: needs --grad"),
             (["--input", "x.npy", "--output", "y.npy", "--grad-compression", "float16"],
-             "--grad-compression: goes with --grad"),
+             "--grad-compression: needs --grad"),
             (["--input", "x.npy", "--output", "y.npy", "--hedge-after", "9"],
-             "--hedge-after: goes with --input, and the nodes of a swarm"),
+             "--hedge-after: needs --input, and a swarm of nodes"),
             (["--input", "x.npy", "--grad", "g.npy", "--output", "y.npy", "--hedge-after", "9"],
              "--hedge-after: does nothing with --grad")):
         refused(2, said, "call", "ffn.0.0", *nobody, *arguments)
@@ -353,10 +353,10 @@ def case_options_that_do_nothing_in_a_shared_file_are_warned_about():
         log = node.read_log()
         for said in (
                 "--momentum, as the configuration file has it: does nothing with --optimizer adam",
-                "--keep-checkpoints, as the configuration file has it: goes with --checkpoint-dir",
+                "--keep-checkpoints, as the configuration file has it: needs --checkpoint-dir",
                 "--intermediate-dim, as the environment has it: does nothing with --expert-cls ffn",
-                "--lease-timeout, as the environment has it: goes with --tracker-key",
-                "--batch-timeout, as the environment has it: goes with --min-batch-size",
+                "--lease-timeout, as the environment has it: needs --tracker-key",
+                "--batch-timeout, as the environment has it: needs --min-batch-size",
                 '"SKEP_HIDEN_DIM" is no option of any command, it does nothing; did you mean '
                 "SKEP_HIDDEN_DIM?"):
             assert log.count(said) == 1, log
@@ -375,7 +375,7 @@ def case_the_command_line_wins_over_what_contradicts_it():
                         environment={"SKEP_INITIAL_PEERS": "127.0.0.1:9", "SKEP_OUTPUT": "y.npy"})
         assert "[rows, 16] F32" in out, out
         assert "--initial-peers" not in said, said
-        assert "--output, as the environment has it: goes with --input" in said, said
+        assert "--output, as the environment has it: needs --input" in said, said
         out, said = run("peers", "--endpoint", node.endpoint, environment={"SKEP_NO_PING": "yes"})
         assert said == "", said
         out, said = run("peers", "--endpoint", node.endpoint, "--log-level", "debug",
@@ -388,7 +388,7 @@ def case_the_command_line_wins_over_what_contradicts_it():
         out, said = run("find", "ffn.0.0", "--initial-peers", node.peer,
                         environment={"SKEP_RESOURCE": "k", "SKEP_WATCH": "yes"}, code=(0, 3))
         assert "--resource, as the environment has it: does not go together with UIDs" in said, said
-        assert "--watch, as the environment has it: goes with a prefix" in said, said
+        assert "--watch, as the environment has it: needs a prefix" in said, said
         config = swarm.path("node.conf")
         with open(config, "w") as file:
             file.write("no-dht = yes\nno-tracker = yes\nmax-batch-size = 4\n")

@@ -491,9 +491,9 @@ static void mistakes_in_the_file_are_named_by_line(void **state)
         {"[node]\nswarm = a\n", "node.conf:2: in a section"},
         {"swarm\n", "node.conf:1: not understood"},
         {"[node\n", "node.conf:1: not understood"},
-        {"config = other\n", "node.conf:1: \"config\": does not go into a file"},
-        {"help = true\n", "node.conf:1: \"help\": does not go into a file"},
-        {"version = true\n", "node.conf:1: \"version\": does not go into a file"},
+        {"config = other\n", "node.conf:1: \"config\": cannot be set in a file"},
+        {"help = true\n", "node.conf:1: \"help\": cannot be set in a file"},
+        {"version = true\n", "node.conf:1: \"version\": cannot be set in a file"},
         {"swarm = #1\n", "node.conf:1: swarm: \"\""},
         {"\nswarm = \"a # b\n", "node.conf:2: swarm: \"\\x22a\" begins with a quote that nothing"},
         {"swarm = a\"\n", "node.conf:1: swarm: \"a\\x22\" ends with a quote that nothing opens"},
@@ -618,21 +618,22 @@ static char *help_text(void)
     return text;
 }
 
-static void help_starts_with_an_example_and_tells_defaults(void **state)
+static void help_shows_usage_examples_and_defaults(void **state)
 {
     (void)state;
     char *text = help_text();
 
-    assert_int_equal(strncmp(text, "Example:\n  skep node --listen [::]:31330\n", 41), 0);
+    assert_int_equal(strncmp(text, "Usage: skep node ", 17), 0);
+    assert_non_null(strstr(text, ":\n  skep node --listen [::]:31330\n"));
     assert_non_null(strstr(text, "  --listen HOST:PORT"));
     assert_non_null(strstr(text, "(default: 0.0.0.0:*)"));
-    assert_non_null(strstr(text, "(1 to 65536 rows; default: 4096)"));
+    assert_non_null(strstr(text, "(default: 4096; 1 to 65536 rows)"));
     assert_non_null(strstr(text, "  --timeout TIME "));
     assert_non_null(strstr(text, "  --cache BYTES "));
     assert_non_null(strstr(text, "  --max-batch-size N "));
     assert_non_null(strstr(text, "limit (1s to 24h)"));
     assert_non_null(strstr(text, "limit (1ms to 1h)"));
-    assert_non_null(strstr(text, "(500ms to 1h; default: 30)"));
+    assert_non_null(strstr(text, "(default: 30; 500ms to 1h)"));
     assert_non_null(strstr(text, "A number alone is in seconds."));
     assert_non_null(strstr(text, "  --optimizer adam|sgd|none"));
     assert_non_null(strstr(text, "  --config PATH"));
@@ -767,7 +768,6 @@ static void variables_of_no_option_are_warned_about(void **state)
     setenv("SKEP_ZZZZZZZZZZZZ", "1", 1);
     setenv("SKEP_BAD_ONE_THAT_IS_EMPTY", "", 1);
     setenv("SKEP_CHECKPOINT_PERIOD", "1m", 1); /* of another command than most */
-    setenv("SKEP_NUM_LOOKUPS", "10", 1);       /* of a benchmark */
     setenv("SKEP_LOG_LEVEL", "warning", 1);
     setenv("SKEPTICAL", "1", 1);
     skep_log_set(SKEP_LOG_WARNING, keep_line, lines);
@@ -793,7 +793,7 @@ static void variables_of_no_option_are_warned_about(void **state)
     for (const char *const *name =
              (const char *const[]){"SKEP_INITAL_PEERS", "SKEP_ZZZZZZZZZZZZ",
                                    "SKEP_BAD_ONE_THAT_IS_EMPTY", "SKEP_CHECKPOINT_PERIOD",
-                                   "SKEP_NUM_LOOKUPS", "SKEP_LOG_LEVEL", "SKEPTICAL", NULL};
+                                   "SKEP_LOG_LEVEL", "SKEPTICAL", NULL};
          *name != NULL; name++)
         unsetenv(*name);
 }
@@ -832,7 +832,7 @@ int main(void)
         cmocka_unit_test(mistakes_in_the_file_are_named_though_the_command_line_wins),
         cmocka_unit_test(unreadable_file_is_named),
         cmocka_unit_test(required_options_and_arguments_are_asked_for),
-        cmocka_unit_test(help_starts_with_an_example_and_tells_defaults),
+        cmocka_unit_test(help_shows_usage_examples_and_defaults),
         cmocka_unit_test(begin_answers_help_and_bad_usage),
         cmocka_unit_test(option_of_the_lower_rank_gives_way),
         cmocka_unit_test(idle_option_has_its_default_again),
