@@ -78,7 +78,10 @@ static skep_status parse_header(const uint8_t *data, size_t len, json_t **root, 
     uint64_t header = load_u64(data);
     if (header > len - PREFIX_BYTES || header > HEADER_LIMIT_BYTES)
         return error_set(err, SKEP_DATA_LOSS,
-                         "safetensors: header of %" PRIu64 " bytes, expected at most %zu", header,
+                         "safetensors: header of %" PRIu64
+                         " bytes, expected at most %zu in this file: is it "
+                         "truncated?",
+                         header,
                          len - PREFIX_BYTES < HEADER_LIMIT_BYTES ? len - PREFIX_BYTES
                                                                  : (size_t)HEADER_LIMIT_BYTES);
     const char *text = (const char *)data + PREFIX_BYTES;
@@ -182,8 +185,10 @@ static skep_status read_entry(const char *name, const json_t *info, size_t data_
         !read_size(json_array_get(offsets, 0), &e->begin) ||
         !read_size(json_array_get(offsets, 1), &e->end))
         return bad_entry(name, "has no data_offsets of two non-negative integers", err);
-    if (e->begin > e->end || e->end > data_len)
-        return bad_entry(name, "has data_offsets outside the data or in the wrong order", err);
+    if (e->begin > e->end)
+        return bad_entry(name, "has data_offsets in the wrong order", err);
+    if (e->end > data_len)
+        return bad_entry(name, "ends beyond the end of the file: is the file truncated?", err);
     e->name = name;
     if (e->is_opaque)
         return SKEP_OK; /* how many bytes its elements take is not known */

@@ -72,6 +72,11 @@ static skep_status read_tracker(const struct options *o, struct endpoint *out,
     if (len == 0 || len >= sizeof(out->host))
         return error_set(err, SKEP_INVALID_ARGUMENT, "--host: %zu characters, expected 1 to %zu",
                          len, sizeof(out->host) - 1);
+    const char *colon = strchr(host, ':');
+    if (colon != NULL && strchr(colon + 1, ':') == NULL) /* no IPv6 address has only one */
+        return error_set(err, SKEP_INVALID_ARGUMENT,
+                         "--host: \"%s\" holds a port, expected \"%.*s\" and --port %s", host,
+                         (int)(colon - host), host, colon + 1);
     memcpy(out->host, host, len);
     return SKEP_OK;
 }

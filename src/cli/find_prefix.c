@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include <skep/watch.h>
+#include "base/text.h"
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -127,7 +128,10 @@ static void on_event(void *arg, enum skep_watch_event event, const char *uid,
     if (live->json) {
         print_event_json(event, uid, providers, count);
     } else {
-        printf("%-8s  %s", event_names[event], uid);
+        char shown[UID_BYTES];
+        snprintf(shown, sizeof(shown), "%s", uid);
+        text_tame(shown); /* somebody else's text, on a terminal */
+        printf("%-8s  %s", event_names[event], shown);
         for (size_t i = 0; i < count; i++)
             printf("%s %.*s at %s", i > 0 ? "," : " ", PEER_ID_SHOWN, providers[i].peer_id,
                    providers[i].endpoint);

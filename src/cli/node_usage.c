@@ -150,6 +150,9 @@ static int check_schedule(struct options *o)
             code = options_idle(o, "num-training-steps", "needs --schedule");
     } else if (strcmp(schedule, "constant-with-warmup") == 0) {
         code = options_idle(o, "num-training-steps", "does nothing with --schedule %s", schedule);
+    } else if (!options_given(o, "num-training-steps")) {
+        code = cli_usage_error(o->table->command, "--schedule %s: needs --num-training-steps",
+                               schedule);
     }
     return code;
 }

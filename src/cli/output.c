@@ -320,7 +320,7 @@ bool json_print(json_t *value, FILE *out)
 {
     if (value == NULL)
         return false;
-    bool good = json_dumpf(value, out, JSON_INDENT(2)) == 0;
+    bool good = json_dumpf(value, out, JSON_INDENT(2) | JSON_REAL_PRECISION(15)) == 0;
 
     json_decref(value);
     return good && fputc('\n', out) != EOF && fflush(out) == 0;
@@ -330,7 +330,7 @@ void json_print_event(json_t *event)
 {
     static atomic_bool told;
 
-    if (event != NULL && json_dumpf(event, stdout, JSON_COMPACT) == 0)
+    if (event != NULL && json_dumpf(event, stdout, JSON_COMPACT | JSON_REAL_PRECISION(15)) == 0)
         putchar('\n');
     json_decref(event);
     if (!output_flush() && !atomic_exchange(&told, true))

@@ -81,6 +81,9 @@ skep_status tracker_listen(struct listeners *out, const char *host, uint16_t por
             return rc;
         }
     }
+    if (port_end == (uint32_t)port + 1)
+        return error_set(err, SKEP_FAILED_PRECONDITION, "%s: port %u is in use", host,
+                         (unsigned)port);
     return error_set(err, SKEP_FAILED_PRECONDITION,
                      "%s: no port from %u to %u is free (all are in use)", host, (unsigned)port,
                      (unsigned)port_end - 1);

@@ -28,7 +28,7 @@ refused() {
 
 refused 2 'expected one of adam|adamw|sgd|none' --optimizer rmsprop
 refused 2 'expected one of none|constant-with-warmup|linear-with-warmup' --schedule cosine
-refused 2 '0 training steps, expected 1 or more' --schedule linear-with-warmup
+refused 2 '--schedule linear-with-warmup: needs --num-training-steps' --schedule linear-with-warmup
 refused 2 'expected one of float32|bfloat16' --precision float16
 refused 2 'beta1: 1, expected 0 or more and below 1' --beta1 1
 refused 2 '--eps' --eps 0

@@ -321,6 +321,8 @@ def case_options_that_would_do_nothing_are_refused():
         for option, value in (("--initial-peers", "127.0.0.1:9"), ("--dht-listen", "127.0.0.1:*")):
             refused(2, "%s: does nothing with --endpoint" % option, *command, "--endpoint",
                     "127.0.0.1:9", option, value)
+    refused(2, '--host: "localhost:9190" holds a port, expected "localhost" and --port 9190',
+            "query-tracker", "--host", "localhost:9190")
     refused(2, "--no-ping: contradicts --endpoint", "peers", "--endpoint", "127.0.0.1:9", "--no-ping")
     refused(2, "--watch: needs a prefix", "find", "ffn.0", "--watch", "--initial-peers",
             "127.0.0.1:9")
