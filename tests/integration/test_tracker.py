@@ -284,7 +284,7 @@ def case_ports():
         second.wait_log("tracker on " + second.facts["endpoint"])
         with Raw(second.facts["port"]) as raw:
             assert raw.ask([PING]) == SUCCESS
-        refused(1, ["%d to %d" % (port, port)], "tracker", "--host", "127.0.0.1", "--port",
+        refused(1, ["port %d is in use" % port], "tracker", "--host", "127.0.0.1", "--port",
                 str(port), "--port-end", str(port + 1))
         refused(2, ["--port-end"], "tracker", "--port", "9190", "--port-end", "9190")
         refused(2, ["--port", "70000"], "tracker", "--port", "70000")
@@ -301,7 +301,7 @@ def case_reuse_addr():
             assert raw.ask([STOP, first.facts["stop_key"]]) == SUCCESS
             assert raw.is_closed()
             assert first.wait() == 0
-        refused(1, ["no port", str(port)], "tracker", "--host", "127.0.0.1", "--port", str(port),
+        refused(1, ["port %d is in use" % port], "tracker", "--host", "127.0.0.1", "--port", str(port),
                 "--port-end", str(port + 1), "--reuse-addr=false")
         assert tracker(swarm, "--port-end", str(port + 1), name="second",
                        port=port).facts["port"] == port
