@@ -25,6 +25,7 @@
 #include <skep/status.h>
 #include <skep/tensor.h>
 #include <skep/tracker.h>
+#include <skep/version.h>
 #include <skep/watch.h>
 
 #endif
