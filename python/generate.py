@@ -166,7 +166,8 @@ class Writer:
                  "# mypy: ignore-errors", "# fmt: off",
                  "from ctypes import (CFUNCTYPE, POINTER, Structure, c_bool, c_char, c_char_p,",
                  "                    c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_uint,",
-                 "                    c_uint8, c_uint16, c_uint32, c_uint64, c_void_p)", ""]
+                 "                    c_uint8, c_uint16, c_uint32, c_uint64, c_void_p)",
+                 "from typing import Any, Dict", ""]
         names = [n for n in self.order() if n.startswith(("skep_", "DL"))]
         for name in names:
             lines += ["", "class %s(Structure):" % name, "    pass", ""]
@@ -181,7 +182,7 @@ class Writer:
         lines += ["", ""]
         for name in sorted(self.constants):
             lines.append("%s = %d" % (name, self.constants[name]))
-        lines += ["", "# name: (result, arguments)", "FUNCTIONS = {"]
+        lines += ["", "# name: (result, arguments)", "FUNCTIONS: Dict[str, Any] = {"]
         for name in sorted(self.functions):
             function = self.functions[name]
             lines.append("    %r: (%s, [%s])," % (name, self.type_of(function.type),

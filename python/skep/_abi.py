@@ -5,6 +5,7 @@
 from ctypes import (CFUNCTYPE, POINTER, Structure, c_bool, c_char, c_char_p,
                     c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_uint,
                     c_uint8, c_uint16, c_uint32, c_uint64, c_void_p)
+from typing import Any, Dict
 
 
 class DLDevice(Structure):
@@ -629,7 +630,8 @@ kDLVPI = 9
 kDLVulkan = 7
 
 # name: (result, arguments)
-FUNCTIONS = {
+FUNCTIONS: Dict[str, Any] = {
+    'skep_abi': (c_uint, []),
     'skep_beam_options_init': (None, [POINTER(skep_beam_options)]),
     'skep_beam_search_count': (c_size_t, [c_void_p, c_size_t]),
     'skep_beam_search_free': (None, [c_void_p]),
@@ -763,6 +765,7 @@ FUNCTIONS = {
     'skep_tracker_terminate': (None, [c_void_p, c_uint32]),
     'skep_tracker_text_free': (None, [c_char_p]),
     'skep_tracker_wait': (c_bool, [c_void_p, c_uint32]),
+    'skep_version': (c_char_p, []),
     'skep_watch_count': (c_size_t, [c_void_p]),
     'skep_watch_each': (None, [c_void_p, CFUNCTYPE(None, c_void_p, c_char_p, POINTER(skep_provider), c_size_t), c_void_p]),
     'skep_watch_free': (None, [c_void_p]),

@@ -663,7 +663,11 @@ class Client:
             with self._using():
                 check(function(_error_pointer(error)), error)
 
-        run(work, (lambda _: dispose()) if dispose is not None else None)
+        def drop(_: Any) -> None:
+            if dispose is not None:
+                dispose()
+
+        run(work, drop)
 
     # -- the swarm
 
