@@ -1,4 +1,5 @@
 /* `skep` without a subcommand: the list of commands, the help, the version. */
+#include <skep/version.h>
 #include "cli/command.h"
 
 #include <msgpack.h>
@@ -135,7 +136,7 @@ int cli_print_version(void)
 {
     const dnnl_version_t *dnnl = dnnl_version();
 
-    printf("skep %s\n", SKEP_VERSION);
+    printf("skep %s\n", skep_version());
     printf("OpenDHT %s\n", dht_version());
     printf("libsodium %s\n", sodium_version_string());
     printf("oneDNN %d.%d.%d\n", dnnl->major, dnnl->minor, dnnl->patch);

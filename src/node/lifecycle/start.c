@@ -1,4 +1,5 @@
 /* Bringing a node up, in the order that the descriptors of OpenDHT demand: the DHT first. */
+#include <skep/version.h>
 #include "node/lifecycle/node_internal.h"
 
 #include <inttypes.h>
@@ -170,7 +171,7 @@ static skep_status open_service(struct skep_node *node, struct skep_error *err)
         .stats = fill_stats,
         .state = state_of,
         .stats_arg = node,
-        .version = SKEP_VERSION,
+        .version = skep_version(),
     };
     memcpy(node->service.peer_id, s->identity.peer_id, PEER_ID_BYTES);
     return rc;
@@ -285,7 +286,7 @@ static skep_status open_handler(struct skep_node *node, struct skep_error *err)
         .swarm = node->swarm,
         .update_period_s = node->settings.options.update_period_s,
         .features = features(&node->settings),
-        .version = SKEP_VERSION,
+        .version = skep_version(),
         .expert_load = expert_load,
         .expert_claim = expert_claim,
         .published = on_published,

@@ -1,4 +1,5 @@
 /* The tracker that runs beside a node, and the node's own registration with one. */
+#include <skep/version.h>
 #include "node/lifecycle/node_internal.h"
 
 #include <stdio.h>
@@ -121,7 +122,7 @@ skep_status node_open_tracking(struct skep_node *node, uint32_t features, struct
         .federation = !s->options.no_federation,
         .update_period_s = s->options.update_period_s,
         .features = features,
-        .version = SKEP_VERSION,
+        .version = skep_version(),
     };
     struct tracking *tracking;
     struct skep_error why;
