@@ -142,9 +142,27 @@ _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _CAPSULE = ctypes.create_string_buffer(b"dltensor")  # which a capsule refers to for ever
 
 
+_is_capsule = ctypes.pythonapi.PyCapsule_IsValid
+_is_capsule.restype = ctypes.c_int
+_is_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+_in_capsule = ctypes.pythonapi.PyCapsule_GetPointer
+_in_capsule.restype = ctypes.c_void_p
+_in_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+
+
+@ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+def _drop_capsule(capsule: Any) -> None:
+    """Frees what nobody took: who takes it renames the capsule."""
+    if _is_capsule(capsule, _CAPSULE.value):
+        managed = ctypes.cast(_in_capsule(capsule, _CAPSULE.value),
+                              ctypes.POINTER(_abi.DLManagedTensor))
+        library().skep_tensor_free(managed)
+
+
 def _capsule(managed: Any) -> Any:
     return _new_capsule(ctypes.cast(managed, ctypes.c_void_p),
-                        ctypes.cast(_CAPSULE, ctypes.c_char_p), None)
+                        ctypes.cast(_CAPSULE, ctypes.c_char_p),
+                        ctypes.cast(_drop_capsule, ctypes.c_void_p))
 
 
 def _array(address: int, shape: Tuple[int, ...], kind: Any, owner: Any) -> np.ndarray:

@@ -6,24 +6,16 @@ from typing import Any, Dict, List, Sequence, Tuple, Union
 import numpy as np
 
 from . import _abi, _tensors
-from ._library import check, is_forked, library, milliseconds, run
-from .client import Client, Expert, Provider
+from ._library import library, milliseconds
+from .client import Client, Expert, Handle, Provider
 from .dht import DHT, client_of, is_valid_prefix, submit
 
 
-class _Search:
+class _Search(Handle):
     """A search's result, which owns the handles of its experts."""
 
-    def __init__(self, handle: Any) -> None:
-        self.handle = handle
-
-    def close(self) -> None:
-        handle, self.handle = self.handle, None
-        if handle and not is_forked():
-            library().skep_beam_search_free(handle)
-
-    def __del__(self) -> None:
-        self.close()
+    _what = "the search"
+    _free = "skep_beam_search_free"
 
 
 def make_grid(prefix: str, sizes: Sequence[int]) -> Any:
@@ -75,16 +67,10 @@ class MoEBeamSearcher:
         options.timeout_ms = milliseconds(self.timeout)
         out = ctypes.c_void_p()
 
-        def search() -> None:
-            error = _abi.skep_error()
-            with self.client._using():
-                check(lib.skep_beam_search_run(
-                    self.client._live(), ctypes.byref(grid), views.pointers,
-                    ctypes.byref(options), ctypes.byref(out), ctypes.byref(error)), error)
-
-        run(search, lambda _: lib.skep_beam_search_free(out))
-        owner = _Search(out)
-        self.client._adopt(owner)
+        self.client._run(lambda e: lib.skep_beam_search_run(
+            self.client._live(), ctypes.byref(grid), views.pointers, ctypes.byref(options),
+            ctypes.byref(out), e), lambda: lib.skep_beam_search_free(out))
+        owner = _Search(self.client, out)
         found: List[List[Tuple[Expert, float]]] = []
         hit = _abi.skep_beam_hit()
         experts: Dict[str, Expert] = {}

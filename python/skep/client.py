@@ -105,10 +105,6 @@ def _uid(uid: str) -> bytes:
     return raw
 
 
-def _error_pointer(error: Any) -> Any:
-    return ctypes.byref(error)
-
-
 # Calls whose end somebody awaits, by the number that is their callback's argument.
 _waiters: Dict[int, Callable[[], None]] = {}
 _numbers = itertools.count(1)
@@ -150,7 +146,7 @@ class _Call:
         count = ctypes.c_size_t()
         error = _abi.skep_error()
         status = lib.skep_call_result(self.handle, outputs, _tensors.MAX_TENSORS,
-                                      ctypes.byref(count), _error_pointer(error))
+                                      ctypes.byref(count), ctypes.byref(error))
         self.peer_id = _text(lib.skep_call_peer_id(self.handle))
         self.end()
         check(status, error)
@@ -163,36 +159,61 @@ class _Call:
         self.client._leave(self)
 
 
-class Expert:
+class Handle:
+    """A handle of the library: freed once, at close() or with its object, and refused afterwards."""
+
+    _what = "the handle"
+    _free = ""  # the function that frees it
+
+    def __init__(self, client: "Client", handle: Any, is_owned: bool = True) -> None:
+        self._client = client
+        self._handle = handle
+        self._is_owned = is_owned
+        if is_owned:
+            client._adopt(self)
+
+    def _live(self) -> Any:
+        check_process()
+        if not self._handle or self._client._closed:
+            raise FailedPrecondition("%s: it, or its client, was closed" % self._what)
+        return self._handle
+
+    def close(self) -> None:
+        """Frees it."""
+        handle, self._handle = self._handle, None
+        if handle and self._is_owned and not is_forked():
+            getattr(library(), self._free)(handle)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self.close()
+
+
+class Expert(Handle):
     """A remote expert, called with arrays of NumPy or tensors of PyTorch.
 
     Made by :meth:`Client.find` and its relatives. May be used from any thread.
     """
 
+    _free = "skep_remote_expert_free"
+
     def __init__(self, client: "Client", handle: Any, uid: str, owner: Any = None) -> None:
-        self._client = client
-        self._handle = handle
         self.uid = uid
+        self._what = "expert " + uid
         self._info: Optional[ExpertInfo] = None
         self._owner = owner  # of a handle that is somebody else's
-        if owner is None:
-            client._adopt(self)
+        super().__init__(client, handle, owner is None)
 
     @property
     def client(self) -> "Client":
         """The client that it belongs to."""
         return self._client
-
-    def close(self) -> None:
-        """Frees it; calls that are under way go on."""
-        handle, self._handle = self._handle, None
-        if handle and self._owner is None and not is_forked():
-            library().skep_remote_expert_free(handle)
-        self._owner = None
-
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None):
-            self.close()
 
     def __repr__(self) -> str:
         return "%s(%r)" % (type(self).__name__, self.uid)
@@ -205,12 +226,6 @@ class Expert:
 
     def __deepcopy__(self, memo: Any) -> "Expert":
         return self
-
-    def _live(self) -> Any:
-        check_process()
-        if not self._handle or self._client._closed:
-            raise FailedPrecondition("expert %s: it, or its client, was closed" % self.uid)
-        return self._handle
 
     def providers(self) -> List[Provider]:
         """The nodes that serve it, freshest first, as last looked up."""
@@ -234,15 +249,8 @@ class Expert:
     def fetch_info(self, timeout: Optional[float] = None) -> ExpertInfo:
         """Asks a node for schema, class, updates and load."""
         lib, handle, ms = library(), self._live(), milliseconds(timeout)
-
-        def ask() -> Any:
-            out, error = _abi.skep_expert_info(), _abi.skep_error()
-            check(lib.skep_remote_expert_info(handle, ms, ctypes.byref(out),
-                                              _error_pointer(error)), error)
-            return out
-
-        with self._client._using():
-            out = run(ask)
+        out = _abi.skep_expert_info()
+        self._client._run(lambda e: lib.skep_remote_expert_info(handle, ms, ctypes.byref(out), e))
 
         def specs(list_: Any, count: int) -> Tuple[TensorSpec, ...]:
             return tuple(TensorSpec(_text(s.name), _tensors.dtype_name(s.dtype),
@@ -291,7 +299,7 @@ class Expert:
         start = (lib.skep_remote_expert_forward_start if grads is None
                  else lib.skep_remote_expert_backward_start)
         status = start(*arguments, ctypes.byref(options), callback, number,
-                       ctypes.byref(call.handle), _error_pointer(error))
+                       ctypes.byref(call.handle), ctypes.byref(error))
         if status != 0:
             _waiters.pop(number, None)
             call.end()
@@ -391,13 +399,15 @@ def shared_client(settings: Dict[str, Any]) -> "Client":
     return client
 
 
-class Watch:
+class Watch(Handle):
     """A live view of the experts under a prefix. See :meth:`Client.watch`."""
+
+    _what = "the watch"
+    _free = "skep_watch_free"
 
     def __init__(self, client: "Client", prefix: str,
                  changed: Optional[Callable[[str, str, List[Provider]], None]]) -> None:
-        self._client = client
-        self._handle = ctypes.c_void_p()
+        handle = ctypes.c_void_p()
         kind = _abi.FUNCTIONS["skep_watch_new"][1][2]
         names = {_abi.SKEP_WATCH_APPEARED: "appeared", _abi.SKEP_WATCH_CHANGED: "changed",
                  _abi.SKEP_WATCH_GONE: "gone"}
@@ -410,25 +420,13 @@ class Watch:
         self._callback = kind(on_event) if changed is not None else kind()
         error = _abi.skep_error()
         check(library().skep_watch_new(client._live(), prefix.encode(), self._callback, None,
-                                       ctypes.byref(self._handle), _error_pointer(error)), error)
-        client._adopt(self)
-
-    def _live(self) -> Any:
-        check_process()
-        if not self._handle or self._client._closed:
-            raise FailedPrecondition("the watch, or its client, was closed")
-        return self._handle
+                                       ctypes.byref(handle), ctypes.byref(error)), error)
+        super().__init__(client, handle)
 
     def wait_ready(self, timeout: Optional[float] = None) -> None:
         """Waits until everything under the prefix was read once."""
         lib, handle, ms = library(), self._live(), milliseconds(timeout)
-
-        def wait() -> None:
-            error = _abi.skep_error()
-            check(lib.skep_watch_wait_ready(handle, ms, _error_pointer(error)), error)
-
-        with self._client._using():
-            run(wait)
+        self._client._run(lambda e: lib.skep_watch_wait_ready(handle, ms, e))
 
     @property
     def in_step(self) -> bool:
@@ -449,36 +447,12 @@ class Watch:
         library().skep_watch_each(self._live(), kind(each), None)
         return found
 
-    def close(self) -> None:
-        """Ends it. Not from its callback."""
-        handle, self._handle = self._handle, ctypes.c_void_p()
-        if handle and not is_forked():
-            library().skep_watch_free(handle)
 
-    def __enter__(self) -> "Watch":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None):
-            self.close()
-
-
-class Lease:
+class Lease(Handle):
     """The lease of a node that a tracker has handed out. See :meth:`Client.lease`."""
 
-    def __init__(self, client: "Client", handle: Any) -> None:
-        self._client = client
-        self._handle = handle
-        client._adopt(self)
-
-    def _live(self) -> Any:
-        check_process()
-        if not self._handle or self._client._closed:
-            raise FailedPrecondition("the lease, or its client, was closed")
-        return self._handle
+    _what = "the lease"
+    _free = "skep_client_lease_free"
 
     @property
     def duration(self) -> float:
@@ -489,41 +463,19 @@ class Lease:
         """An expert of the leased node."""
         out, error = ctypes.c_void_p(), _abi.skep_error()
         check(library().skep_client_lease_expert(self._live(), _uid(uid), ctypes.byref(out),
-                                                 _error_pointer(error)), error)
+                                                 ctypes.byref(error)), error)
         return Expert(self._client, out, uid)
 
     def renew(self, duration: Optional[float] = None, timeout: Optional[float] = None) -> None:
         """Makes the lease last so many seconds from now; None: as long as the node allows."""
         lib, handle = library(), self._live()
         ms, limit = milliseconds(duration, "duration"), milliseconds(timeout)
-
-        def renew() -> None:
-            error = _abi.skep_error()
-            check(lib.skep_client_lease_renew(handle, ms, limit, _error_pointer(error)), error)
-
-        with self._client._using():
-            run(renew)
+        self._client._run(lambda e: lib.skep_client_lease_renew(handle, ms, limit, e))
 
     @property
     def ended(self) -> bool:
         """Whether the lease has ended, by whatever cause."""
         return bool(library().skep_client_lease_wait_ended(self._live(), 0))
-
-    def close(self) -> None:
-        """Gives the node back."""
-        handle, self._handle = self._handle, None
-        if handle and not is_forked():
-            library().skep_client_lease_free(handle)
-
-    def __enter__(self) -> "Lease":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None):
-            self.close()
 
 
 class _Using:
@@ -590,7 +542,7 @@ class Client:
         self._users: Set[Any] = set()
         error = _abi.skep_error()
         check(lib.skep_client_new(ctypes.byref(options), ctypes.byref(self._handle),
-                                  _error_pointer(error)), error)
+                                  ctypes.byref(error)), error)
         self._closed = False
 
     # -- who uses it
@@ -661,7 +613,7 @@ class Client:
         def work() -> None:
             error = _abi.skep_error()
             with self._using():
-                check(function(_error_pointer(error)), error)
+                check(function(ctypes.byref(error)), error)
 
         def drop(_: Any) -> None:
             if dispose is not None:
@@ -734,7 +686,7 @@ class Client:
         out, error = ctypes.c_void_p(), _abi.skep_error()
         check(library().skep_client_expert_at(
             self._live(), _uid(uid), endpoint.encode(), peer_id.encode() if peer_id else None,
-            ctypes.byref(out), _error_pointer(error)), error)
+            ctypes.byref(out), ctypes.byref(error)), error)
         return Expert(self, out, uid)
 
     def find_prefix(self, prefix: str, timeout: Optional[float] = None) -> Dict[

@@ -10,20 +10,22 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from . import _abi, _tensors
-from ._library import check, is_forked, library, milliseconds, run
-from ._status import FailedPrecondition
+from ._library import check, library, milliseconds
 from .beam import MoEBeamSearcher, make_grid
-from .client import Client, shared_client
+from .client import Client, Handle, shared_client
 from .compression import number_of
 from .dht import DHT, client_of
 
 
-class _Layer:
+class _Layer(Handle):
     """The library's layer: mixture or switch."""
+
+    _what = "the mixture"
 
     def __init__(self, client: Client, settings: Dict[str, Any]) -> None:
         self.client, self.settings = client, settings
         self.is_switch: bool = settings["is_switch"]
+        self._free = self.function("free")
         lib = library()
         options: Any
         if self.is_switch:
@@ -53,30 +55,21 @@ class _Layer:
             moe.out_ndim = len(settings["out_shape"])
             for i, n in enumerate(settings["out_shape"]):
                 moe.out_shape[i] = n
-        self.handle = ctypes.c_void_p()
-        error = _abi.skep_error()
-        new = lib.skep_switch_moe_new if self.is_switch else lib.skep_moe_new
-        check(new(client._live(), ctypes.byref(options), ctypes.byref(self.handle),
-                  ctypes.byref(error)), error)
-        self.passes: Any = weakref.WeakSet()
-        client._adopt(self)
+        handle, error = ctypes.c_void_p(), _abi.skep_error()
+        check(getattr(lib, self.function("new"))(
+            client._live(), ctypes.byref(options), ctypes.byref(handle), ctypes.byref(error)),
+            error)
+        self.passes: "weakref.WeakSet[_Pass]" = weakref.WeakSet()
+        super().__init__(client, handle)
 
-    def live(self) -> Any:
-        if not self.handle or self.client._closed:
-            raise FailedPrecondition("the mixture, or its client, was closed")
-        return self.handle
+    def function(self, name: str) -> str:
+        """The library's function of this kind of layer."""
+        return ("skep_switch_moe_" if self.is_switch else "skep_moe_") + name
 
     def close(self) -> None:
         for p in list(self.passes):
             p.close()
-        handle, self.handle = self.handle, ctypes.c_void_p()
-        if handle and not is_forked():
-            lib = library()
-            (lib.skep_switch_moe_free if self.is_switch else lib.skep_moe_free)(handle)
-
-    def __del__(self) -> None:
-        if getattr(self, "handle", None):
-            self.close()
+        super().close()
 
     def __deepcopy__(self, memo: Any) -> "_Layer":
         return _Layer(self.client, self.settings)
@@ -89,22 +82,16 @@ def _restore(client_settings: Dict[str, Any], settings: Dict[str, Any]) -> _Laye
     return _Layer(shared_client(client_settings), settings)
 
 
-class _Pass:
-    """One forward pass: what backward needs, and who answered."""
+class _Pass(Handle):
+    """One forward pass: what backward needs, and who answered. Freed before its layer."""
+
+    _what = "the pass"
 
     def __init__(self, layer: _Layer, handle: Any) -> None:
-        self.layer, self.handle = layer, handle
+        self.layer = layer
+        self._free = layer.function("pass_free")
+        super().__init__(layer.client, handle)
         layer.passes.add(self)
-
-    def close(self) -> None:
-        handle, self.handle = self.handle, None
-        if handle and not is_forked():
-            lib = library()
-            (lib.skep_switch_moe_pass_free if self.layer.is_switch
-             else lib.skep_moe_pass_free)(handle)
-
-    def __del__(self) -> None:
-        self.close()
 
 
 def _run_forward(layer: _Layer, x: torch.Tensor, scores: Sequence[torch.Tensor],
@@ -115,46 +102,35 @@ def _run_forward(layer: _Layer, x: torch.Tensor, scores: Sequence[torch.Tensor],
     y = ctypes.POINTER(_abi.DLManagedTensor)()
     loss = ctypes.c_double()
 
-    def forward() -> None:
-        error = _abi.skep_error()
-        with layer.client._using():
-            if layer.is_switch:
-                status = lib.skep_switch_moe_forward(
-                    layer.live(), views.pointers[0], score_views.pointers, training,
-                    ctypes.byref(handle), ctypes.byref(y), ctypes.byref(loss),
-                    ctypes.byref(error))
-            else:
-                status = lib.skep_moe_forward(
-                    layer.live(), views.pointers[0], score_views.pointers, ctypes.byref(handle),
-                    ctypes.byref(y), ctypes.byref(error))
-            check(status, error)
+    handles = layer._live(), views.pointers[0], score_views.pointers
+    results = ctypes.byref(handle), ctypes.byref(y)
 
-    def dispose(_: Any) -> None:
+    def forward(error: Any) -> int:
+        if layer.is_switch:
+            status: int = lib.skep_switch_moe_forward(*handles, training, *results,
+                                                      ctypes.byref(loss), error)
+        else:
+            status = lib.skep_moe_forward(*handles, *results, error)
+        return status
+
+    def dispose() -> None:
         lib.skep_tensor_free(y)
-        (lib.skep_switch_moe_pass_free if layer.is_switch else lib.skep_moe_pass_free)(handle)
+        getattr(lib, layer.function("pass_free"))(handle)
 
-    run(forward, dispose)
+    layer.client._run(forward, dispose)
     return _Pass(layer, handle), _tensors.take(y, True), loss.value
 
 
 def _run_backward(pass_: _Pass, grad_y: torch.Tensor, grad_loss: float, dims: int,
                   ) -> Tuple[torch.Tensor, List[torch.Tensor]]:
-    lib, layer = library(), pass_.layer
+    lib = library()
     views, grads = _tensors.Views([grad_y]), _abi.skep_moe_grads()
-
-    def backward() -> None:
-        error = _abi.skep_error()
-        with layer.client._using():
-            if layer.is_switch:
-                status = lib.skep_switch_moe_backward(
-                    pass_.handle, views.pointers[0], grad_loss, ctypes.byref(grads),
-                    ctypes.byref(error))
-            else:
-                status = lib.skep_moe_backward(pass_.handle, views.pointers[0],
-                                               ctypes.byref(grads), ctypes.byref(error))
-            check(status, error)
-
-    run(backward, lambda _: lib.skep_moe_grads_free(ctypes.byref(grads)))
+    arguments: List[Any] = [pass_._live(), views.pointers[0]]
+    if pass_.layer.is_switch:
+        arguments.append(grad_loss)
+    backward = getattr(lib, pass_.layer.function("backward"))
+    pass_.layer.client._run(lambda e: backward(*arguments, ctypes.byref(grads), e),
+                            lambda: lib.skep_moe_grads_free(ctypes.byref(grads)))
     return (_tensors.take(grads.x, True),
             [_tensors.take(grads.scores[d], True) for d in range(dims)])
 
@@ -228,11 +204,11 @@ class _Mixture(nn.Module):
     def choices(self, sample: int) -> List[Dict[str, Any]]:
         """The experts asked for a sample in the last pass: uid, score, weight (0: it did not
         answer) and status of each, best first."""
-        if not self._last or not self._last[0].handle:
+        if not self._last or not self._last[0]._handle:
             return []
         lib, choice = library(), _abi.skep_moe_choice()
         out: List[Dict[str, Any]] = []
-        handle = self._last[0].handle
+        handle = self._last[0]._live()
         if self._layer.is_switch:
             handle = lib.skep_switch_moe_pass_choices(handle)
         while lib.skep_moe_pass_choice(handle, sample, len(out), ctypes.byref(choice)):
@@ -326,5 +302,5 @@ class RemoteSwitchMixtureOfExperts(_Mixture):
         if not 0 <= dim < len(self.grid_size):
             raise IndexError("dimension %d, expected 0 to %d" % (dim, len(self.grid_size) - 1))
         out = (ctypes.c_double * self.grid_size[dim])()
-        library().skep_switch_moe_utilization(self._layer.live(), dim, out)
+        library().skep_switch_moe_utilization(self._layer._live(), dim, out)
         return torch.tensor(list(out), dtype=torch.float64)

@@ -77,7 +77,6 @@ def test_importing_needs_neither_torch_nor_the_library():
 
 
 def test_every_name_is_there():
-    pytest.importorskip("torch")
     for name in skep.__all__:
         assert getattr(skep, name) is not None
     for name in ("Optimizer", "DecentralizedAverager"):
@@ -103,11 +102,7 @@ def test_compression_names():
 
 
 def test_types_are_checked():
-    pytest.importorskip("torch")
-    mypy = "/usr/bin/mypy"
-    if not os.path.exists(mypy):
-        pytest.skip("no mypy")
-    done = subprocess.run([mypy, "--config-file", os.path.join(PYTHON, "pyproject.toml"),
+    done = subprocess.run(["/usr/bin/mypy", "--config-file", os.path.join(PYTHON, "pyproject.toml"),
                            "--cache-dir", os.devnull, os.path.join(PYTHON, "skep")],
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
@@ -120,8 +115,6 @@ def test_it_installs(tmp_path):
         [sys.executable, "-m", "pip", "install", "--no-build-isolation", "--no-deps", "--quiet",
          "--no-index", "--target", str(tmp_path / "site"), str(source)],
         capture_output=True, text=True)
-    if "No module named pip" in done.stderr:
-        pytest.skip("no pip")
     assert done.returncode == 0, done.stderr
     environment = dict(os.environ, PYTHONPATH=str(tmp_path / "site"))
     out = subprocess.run([sys.executable, "-c", "import skep; print(skep.__file__, skep.version())"],

@@ -12,10 +12,10 @@ import threading
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+import torch
 
-import skep  # noqa: E402
-from conftest import GOLDEN, SKEP, new_swarm_name  # noqa: E402
+import skep
+from conftest import GOLDEN, SKEP, new_swarm_name
 
 
 class LocalFFN(torch.nn.Module):
@@ -151,6 +151,33 @@ def test_bfloat16_and_booleans_without_numpy(swarm):
               torch.tensor([True, False])):
         views = _tensors.Views([t])
         assert views.tensors[0].data == t.data_ptr()
+
+
+def test_a_capsule_that_nobody_takes_is_freed():
+    """400 MB of them would show."""
+    import ctypes
+
+    from skep import _abi, _tensors
+    from skep._library import library
+    shape = (ctypes.c_int64 * 1)(1 << 20)
+
+    def make():
+        out = ctypes.POINTER(_abi.DLManagedTensor)()
+        assert library().skep_tensor_new(_abi.DLDataType(2, 32, 1), 1, shape, ctypes.byref(out),
+                                         None) == 0
+        ctypes.memset(out.contents.dl_tensor.data, 1, 4 << 20)
+        return _tensors.Tensor(out)
+
+    def resident():
+        with open("/proc/self/statm") as f:
+            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    make().__dlpack__()
+    before = resident()
+    for _ in range(100):
+        make().__dlpack__()
+    assert resident() - before < 100 << 20
+    assert torch.from_dlpack(make()).shape == (1 << 20,)
 
 
 def make_mixture(client, **options):
