@@ -1,4 +1,4 @@
-/* Crowds, in a table that is short enough to be searched from end to end. */
+/* The overflow, in a table that is short enough to be searched from end to end. */
 #include "dht/directory/candidate_overflow.h"
 
 #include <string.h>

@@ -1,6 +1,6 @@
 /*
  * Who else claims to serve an expert when more do than an answer has room for: kept for a moment,
- * so that a caller who works through a crowd (peer_memory.h) does not ask the DHT for all of it
+ * so that a caller who works through all of them (peer_memory.h) does not ask the DHT for all of it
  * again after every few. Bounded: a few keys, some peers each; the one not used for the longest
  * time makes room. No lock of its own.
  */

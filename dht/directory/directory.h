@@ -144,10 +144,11 @@ void directory_get_cancel(struct directory *directory, const void *arg);
  */
 void directory_peer_answered(struct directory *directory,
                              const uint8_t peer_id[static PEER_ID_BYTES]);
-/* The same of one of a crowd, that was named for a UID: it is kept at hand until its record ends.
+/* The same of one of the overflow, that was named for a UID: it is kept at hand until its record
+ * ends.
  */
 void directory_keep(struct directory *directory, const char *uid, const struct provider *provider);
-/* The place of a peer as seen now, see peer_memory_rank(): the lowest is the one to ask first. */
+/* The rank of a peer as seen now, see peer_memory_rank(): the lowest is the one to ask first. */
 uint64_t directory_peer_rank(struct directory *directory,
                              const uint8_t peer_id[static PEER_ID_BYTES]);
 void directory_forget_peer(struct directory *directory,

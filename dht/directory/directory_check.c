@@ -279,7 +279,7 @@ static size_t check_all(struct directory *d, struct query *q, struct candidate *
         if (!q->own && !q->collects && provider_set_seq(&q->found, list[i].peer_id) >= list[i].seq)
             continue; /* an older statement of a peer that has been heard */
         if (!q->own && !q->collects && !list[i].known && !has_place(d, q, &list[i], &ranking))
-            continue; /* one of a crowd, whose turn has not come */
+            continue; /* one of the overflow, whose turn has not come */
         if (q->collects && was_collected(d, q, &list[i]))
             continue; /* a replica of one that has been read, or older; or nobody waits any more */
         if (q->verifications >= MAX_VERIFICATIONS || !verify(d, q, &list[i], now_s))

@@ -152,8 +152,8 @@ static const struct local *find_local(const struct directory *d, const char *uid
     return NULL;
 }
 
-/* Those of a crowd that was read just now whose turn has not come yet: as fresh as asking for all
- * of it again, which would bring the same. */
+/* Those of an overflow that was read just now whose turn has not come yet: as fresh as asking for
+ * all of it again, which would bring the same. */
 static bool answer_from_overflow(struct directory *d, const uint8_t *key,
                                  struct lookup_result *result)
 {

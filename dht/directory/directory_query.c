@@ -140,7 +140,7 @@ static void linger(struct directory *d, struct query *q)
     directory_due(d, q->linger_until_us);
 }
 
-/* In a crowd those that have answered before may come late, or not at all in time. */
+/* In an overflow those that have answered before may come late, or not at all in time. */
 static void add_answered(struct directory *d, struct query *q)
 {
     const struct ranking ranking = {d->memory, q->order_seed, clock_mono_us()};
@@ -338,7 +338,7 @@ static void conclude_settled(struct directory *d, struct query *q, uint64_t now_
 {
     const struct ranking ranking = {d->memory, q->order_seed, now_us};
 
-    /* Of a crowd, those that have failed came first: others are on the way. */
+    /* Of an overflow, those that have failed came first: others are on the way. */
     if (!q->collects && now_us < q->asked_us + OVERFLOW_WAIT_US &&
         provider_set_is_spent(&q->found, &ranking)) {
         settle(d, q);

@@ -2,7 +2,7 @@
  * Which peers have answered, and which have failed, as far as remembered: what decides who is
  * listed where more claim to serve something than can be listed. Anybody may make identities by the
  * thousand and sign with each that it serves an expert; nobody can make another peer answer. So
- * those that have answered come first, then those not tried yet, in an order drawn by lot for each
+ * those that have answered come first, then those not tried yet, in a random order for each
  * look-up, last those that failed, the longest ago first. Whoever tries what it is given and tells
  * the outcome is therefore given every claimant in turn, at most once until all have been.
  *
@@ -37,14 +37,14 @@ void peer_memory_answered(struct peer_memory *memory, const uint8_t peer_id[stat
                           uint64_t now_us);
 
 /*
- * A peer's place: the lowest is listed first. Places of different lots compare well but for those
+ * A peer's rank: the lowest is listed first. Ranks of different seeds compare well but for those
  * of peers not tried yet.
  * @param memory  NULL: nothing is known of anybody.
  * @param lot     any number; another one gives another order of those not tried yet.
  */
 uint64_t peer_memory_rank(struct peer_memory *memory, const uint8_t peer_id[static PEER_ID_BYTES],
                           uint64_t order_seed, uint64_t now_us);
-/* Whether that is the place of one that has answered. */
+/* Whether that is the rank of one that has answered. */
 bool peer_memory_is_answered(uint64_t rank);
 /* And of one that has failed. */
 bool peer_memory_is_failed(uint64_t rank);

@@ -23,7 +23,7 @@ struct source {
     uint32_t features;
     uint32_t depth; /* as in the record */
     struct record_load load;
-    uint64_t rank; /* peer_memory.h; 0 where no coordinate can be crowded */
+    uint64_t rank; /* peer_memory.h; 0 where no coordinate can overflow */
     uint8_t endpoint_count;
     uint16_t ports[RECORD_MAX_ENDPOINTS];
     char *hosts; /* owned: endpoint_count texts, each with its NUL */
@@ -162,7 +162,7 @@ static bool note_peers(struct prefix_view *v, struct draft *d)
             v->peers[v->peer_count++].seq = r->seq;
         }
         if (!lists_something && r->prefix.coord_count > 0) {
-            lists_something = true; /* an empty part beside it, such as a bell, says nothing */
+            lists_something = true; /* an empty part beside it, a notification, says nothing */
             v->peers[v->peer_count - 1].seq = r->seq;
         }
         if (r->prefix.part < newest->prefix.parts)

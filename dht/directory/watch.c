@@ -18,12 +18,12 @@
 enum {
     READ_ROUND = 512, /* keys asked for at once */
     READ_MS = 5000,   /* time limit of a round */
-    /* A bell is answered at once and again after this, when the edits that it announced have
+    /* A notification is handled at once and again after this, when the edits that it announced have
      * reached the nodes that store them, then after twice that and after four times: where peers
      * have died, OpenDHT waits for them before it hands the edit to others. */
     NOTIFY_AGAIN_US = 500 * 1000,
     NOTIFY_DOUBLINGS = 2,
-    NOTIFY_PAUSE_US = 250 * 1000, /* between readings for bells, whoever rings */
+    NOTIFY_PAUSE_US = 250 * 1000, /* between readings for notifications, whoever sends them */
     QUIET_US = 15 * 1000 * 1000,  /* between readings of the watched prefix if nothing is there */
     SOON_US = 1000 * 1000,        /* after a failure, and at least between two readings of a key */
     MISS_FIRST_US = 2 * 1000 * 1000, /* a branch that is listed but empty; doubled each time */
@@ -34,7 +34,7 @@ enum {
     MAX_LISTENS = RECORD_SHARDS + 1,
 };
 
-/* What OpenDHT's thread rings. It may still do so for a moment after the watch has gone. */
+/* What OpenDHT's thread notifies. It may still do so for a moment after the watch has gone. */
 struct notification {
     atomic_uint refs;
     pthread_mutex_t lock;
@@ -55,8 +55,8 @@ struct watch {
     /* The thread's alone: */
     struct runner_listen *listens[MAX_LISTENS]; /* owned */
     size_t listen_count;
-    uint64_t heard;       /* bells so far */
-    uint64_t again_us;    /* when to read once more after a bell; 0: not */
+    uint64_t heard;       /* notifications so far */
+    uint64_t again_us;    /* when to read once more after a notification; 0: not */
     unsigned agains;      /* how often that was done since */
     uint64_t top_read_us; /* when the watched prefix was read last */
     bool cut_off;         /* the last reading of it failed */
@@ -70,7 +70,7 @@ struct watch {
     uint64_t reads;
 };
 
-/* ---- bells */
+/* ---- notifications */
 
 static void notification_unref(void *arg)
 {
@@ -93,7 +93,8 @@ static void on_heard(void *arg)
     pthread_mutex_unlock(&notification->lock);
 }
 
-/* Waits for a bell that was not heard yet, the deadline or the end. Returns false at the end. */
+/* Waits for a notification that was not handled yet, the deadline or the end. Returns false at the
+ * end. */
 static bool wait_notification(struct watch *w, uint64_t until_us)
 {
     struct notification *notification = w->notification;
@@ -150,7 +151,7 @@ static void listen_to(struct watch *w, const char *prefix, size_t lists)
     }
 }
 
-/* Publishers ring under the name alone, whatever has changed below it; under a deeper prefix one
+/* Publishers notify under the name alone, whatever has changed below it; under a deeper prefix one
  * hears of those who are new there. */
 static void listen_again(struct watch *w)
 {
@@ -396,7 +397,7 @@ static uint64_t next_us(struct watch *w)
     return next;
 }
 
-/* After a bell: its edits may have come by now. */
+/* After a notification: its edits may have come by now. */
 static void read_again(struct watch *w)
 {
     uint64_t now_us = clock_mono_us();

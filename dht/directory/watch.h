@@ -6,11 +6,11 @@
  *
  * How it stays in step. OpenDHT tells a listener of new value ids and of expirations, but not of an
  * edit under the same id, and a record is refreshed and withdrawn by edits. So what a listener
- * hears is taken as a bell only: the key is read again, and every record verified, at once and once
- * more half a second later. Publishers ring it when what they serve changes, with an empty prefix
+ * hears only notifies: the key is read again, and every record verified, at once and once
+ * more half a second later. Publishers notify when what they serve changes, with an empty prefix
  * record of a part number that was not there before (docs/records.md). Besides, every prefix is
- * read again when a quarter of a record's life is left, so that a missed bell costs a part of a
- * lifetime at most, and what expires is dropped on time without being told.
+ * read again when a quarter of a record's life is left, so that a missed notification costs a part
+ * of a lifetime at most, and what expires is dropped on time without being told.
  *
  * Only the watched prefix itself is listened to (16 keys if it is a root): what a node says there
  * in a newer record bounds what its older records further down can claim.

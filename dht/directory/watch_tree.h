@@ -23,7 +23,7 @@ struct branch {
     size_t list_count;                       /* keys: 16 of a root prefix, else 1 */
     struct prefix_view *view;                /* shared; NULL: not read yet */
     uint64_t due_us;                         /* when to read it */
-    bool again;      /* to be read once more soon after that: a bell was rung */
+    bool again;      /* to be read once more soon after that: a notification came */
     unsigned misses; /* reads in a row that found nothing */
     char prefix[];   /* with its dot */
 };
@@ -60,7 +60,7 @@ struct branch *watch_tree_next(const struct watch_tree *tree, const struct branc
 
 /*
  * Takes what was read of one key of a branch (NULL: nothing). Peers that rang since (records.md,
- * "Bells") make every branch due in which they speak.
+ * "Change notifications") make every branch due in which they speak.
  */
 void watch_tree_take(struct watch_tree *tree, struct branch *branch, size_t list,
                      const struct collection *records, uint64_t now_us, int64_t now_s);

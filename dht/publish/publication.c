@@ -13,7 +13,7 @@
 
 /* A coordinate takes at most 9 bytes as msgpack, and endpoints about 1.2 KB. */
 enum { PART_COORDS = 6000, NODE_ITEMS = 2, MAX_BELOW = RECORD_MAX_BELOW / 2 };
-/* A record of a round that is not refreshed: a bell. */
+/* A record of a round that is not refreshed: a notification. */
 #define NOT_AN_ITEM SIZE_MAX
 _Static_assert(PART_COORDS * 9 + 4096 <= RECORD_MAX_PREFIX_BYTES, "a part fits its record");
 
@@ -538,7 +538,7 @@ static uint64_t content_of(const struct publication *p, const struct item *item,
 }
 
 /*
- * Rings for those who listen to a root prefix, if what it says has changed: OpenDHT tells them of
+ * Notifies those who listen to a root prefix, if what it says has changed: OpenDHT tells them of
  * new value ids only, not of our edits. So an empty record goes out of a part number that was not
  * there before; readers take it as what it says, that this part lists nothing.
  */
@@ -614,9 +614,9 @@ static void notify_all(struct publication *p, const struct publication_state *s)
         notify(p, p->item_of[k], !p->items[p->item_of[k]].gone, s);
 }
 
-/* Experts come before the prefixes that list them and the bells, so that whoever is told of them
- * finds them. Withdrawing it is the other way round: of a node with thousands of experts the time
- * may not suffice for all, and who watches or searches asks the prefixes. */
+/* Experts come before the prefixes that list them and the notifications, so that whoever is told of
+ * them finds them. Withdrawing it is the other way round: of a node with thousands of experts the
+ * time may not suffice for all, and who watches or searches asks the prefixes. */
 size_t publication_round(struct publication *p, const struct publication_state *s,
                          struct declaration **declarations)
 {
@@ -653,7 +653,7 @@ size_t publication_note(struct publication *p, uint64_t *highest_seq)
             struct item *item = &p->items[p->item_of[i]];
             item->failed = !ok;
             if (!ok)
-                item->told = 0; /* rings again when it succeeds */
+                item->told = 0; /* notifies again when it succeeds */
             failed += !ok;
         }
         if (p->records[i].seq > *highest_seq)

@@ -74,7 +74,8 @@ size_t publication_update(struct publication *publication, const struct publicat
  */
 size_t publication_round(struct publication *publication, const struct publication_state *state,
                          struct declaration **declarations);
-/* How many of the last round's records only ring for who listens (docs/records.md, "Bells"). */
+/* How many of the last round's records only notify listeners (docs/records.md, "Change
+ * notifications"). */
 size_t publication_notifications(const struct publication *publication);
 /* Notes the outcomes. Returns how many failed; *highest_seq gets the newest seq given out. */
 size_t publication_note(struct publication *publication, uint64_t *highest_seq);

@@ -9,7 +9,8 @@
 
 /* Rows for a command's own table of options. */
 
-/* Which swarm, by whom, and as who. @param  literals: two help texts, then the two defaults. */
+/* The swarm, its initial peers and the own identity. @param  literals: two help texts, then the
+ * two defaults. */
 #define SWARM_MEMBER_OPTION_SPECS(peers_help, identity_help, peers_unset, identity_unset)          \
     {.name = "initial-peers",                                                                      \
      .kind = OPTION_LIST,                                                                          \

@@ -78,7 +78,8 @@ static bool may_ask(const struct skep_call *call, enum candidate_state state, si
            !is_being_asked(call, call->candidates.items[i].peer_id);
 }
 
-/* In a crowd, the untried one that is most likely to answer, as far as this client remembers. */
+/* In an overflow, the untried one that is most likely to answer, as far as this client remembers.
+ */
 static bool pick_from_overflow(const struct skep_call *call, size_t *out)
 {
     struct directory *directory = swarm_directory(call->client->swarm);

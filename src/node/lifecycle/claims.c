@@ -356,8 +356,9 @@ static void log_given_up(struct claims *c, size_t index, const char *next)
             c->looked[index].uid, peer);
 }
 
-/* Finds UIDs for the experts of one wish that yield: of them as many as are free are replaced. The
- * rest is given up (--allow-fewer), refused, or kept by a node that serves already. */
+/* Finds UIDs for the experts of one reservation that yield: of them as many as are free are
+ * replaced. The rest is given up (--allow-fewer), refused, or kept by a node that serves already.
+ */
 static skep_status replace_reservation(struct claims *c, const struct uid_reservation *reservation,
                                        bool is_serving, struct skep_error *err)
 {

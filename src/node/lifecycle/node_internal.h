@@ -1,5 +1,5 @@
 /* What the files that make up a node share: node.c (making, adding, waiting), start.c, stop.c and
- * facts.c. */
+ * node_info.c. */
 #ifndef SKEP_NODE_LIFECYCLE_NODE_INTERNAL_H
 #define SKEP_NODE_LIFECYCLE_NODE_INTERNAL_H
 
@@ -112,7 +112,7 @@ struct skep_node {
 
 /* start.c: everything up to serving; on failure nothing is left running. */
 skep_status node_bring_up(struct skep_node *node, struct skep_error *err);
-/* @param wish  whose pattern the UID was picked from; NULL: none. */
+/* @param reservation  whose pattern the UID was picked from; NULL: none. */
 skep_status node_add_local_expert(struct skep_node *node, const char *uid,
                                   const struct skep_expert_options *options,
                                   const struct uid_reservation *reservation,
@@ -128,7 +128,7 @@ skep_status node_check_stop(const struct skep_node *node, struct skep_error *err
 /* SKEP_FAILED_PRECONDITION, saying what came too late, once it was started. */
 skep_status node_check_new(struct skep_node *node, const char *what, struct skep_error *err);
 
-/* wishes.c: chooses the experts of patterns and adds them. */
+/* reservations.c: chooses the experts of patterns and adds them. */
 skep_status node_add_reservations(struct skep_node *node, struct skep_error *err);
 /* Before the node opens: if making the experts took a while, looks again whether others have taken
  * their UIDs, and puts others in their place, which are to be made. */
@@ -142,9 +142,9 @@ skep_status node_open_checkpoints(struct skep_node *node, bool for_writing, stru
  * checkpoint, so several nodes may serve them from one folder, and from a read-only one. */
 skep_status node_open_checkpoints_as_needed(struct skep_node *node, struct skep_error *err);
 /*
- * The UIDs of a wish's pattern that the folder holds experts of: of its class and size, not added
- * yet. What does not fit is named in a warning.
- * @param uids   room for wish->count, which are filled in the order of their names.
+ * The UIDs of a reservation's pattern that the folder holds experts of: of its class and size, not
+ * added yet. What does not fit is named in a warning.
+ * @param uids   room for reservation->count, which are filled in the order of their names.
  * @param count  how many there are, which may be more than were wished.
  */
 skep_status node_find_saved(struct skep_node *node, const struct uid_reservation *reservation,
@@ -182,7 +182,7 @@ void node_free_tracking(struct skep_node *node);
 /* stop.c */
 void node_shut_down(struct skep_node *node);
 
-/* facts.c */
+/* node_info.c */
 void node_log_info(struct skep_node *node);
 void node_log_stats(struct skep_node *node);
 /* The counters of what ends before the node does. `parts` is held. */

@@ -131,7 +131,7 @@ skep_status node_pick(struct skep_node *node, const struct uid_reservation *rese
     return pattern_choose(&reservation->pattern, wanted, find_taken, node, uids, picked, err);
 }
 
-/* The same, and whether it is enough. `hosted` UIDs of the wish are there already. */
+/* The same, and whether it is enough. `local` UIDs of the reservation are there already. */
 static skep_status pick_enough(struct skep_node *node, const struct uid_reservation *reservation,
                                size_t local, char (*uids)[UID_BYTES], size_t *picked,
                                struct skep_error *err)
@@ -292,7 +292,7 @@ static size_t count_of_reservation(const struct skep_node *node,
     return count;
 }
 
-/* Picks and makes what a wish lacks. */
+/* Picks and makes what a reservation lacks. */
 static skep_status fill_reservation(struct skep_node *node,
                                     const struct uid_reservation *reservation,
                                     struct skep_error *err)

@@ -18,14 +18,15 @@ SKEP_MUST_CHECK skep_status node_look(struct skep_node *node, const char *const 
                                       uint32_t timeout_ms, reservation_seen_fn seen, void *arg,
                                       struct skep_error *err);
 
-/* Random UIDs of the wish's pattern that neither this node nor, as far as its peers know, another
- * one has. @param uids room for `wanted`. @param picked how many: fewer if no more are free. */
+/* Random UIDs of the reservation's pattern that neither this node nor, as far as its peers know,
+ * another one has. @param uids room for `wanted`. @param picked how many: fewer if no more are
+ * free. */
 SKEP_MUST_CHECK skep_status node_pick(struct skep_node *node,
                                       const struct uid_reservation *reservation, size_t wanted,
                                       char (*uids)[UID_BYTES], size_t *picked,
                                       struct skep_error *err);
 
-/* The settings of the wish's expert under a UID; texts are views of the wish. */
+/* The settings of the reservation's expert under a UID; texts are views of the reservation. */
 struct skep_expert_options reservation_options(const struct uid_reservation *reservation,
                                                const char *uid);
 

@@ -1,4 +1,4 @@
-/* See verdict.h. */
+/* See diagnosis.h. */
 #include "node/reach/diagnosis.h"
 
 #include <stdarg.h>

@@ -2,7 +2,7 @@
  * Whether others can reach this node: asks two other nodes of the swarm, in the background, to dial
  * back what it announces (method `dial_back`), says what comes of it in the log whenever that
  * changes, and asks again: soon and then more and more seldom while something is wrong or nobody
- * could tell, else twice an hour. verdict.h has the conclusions.
+ * could tell, else twice an hour. diagnosis.h has the conclusions.
  *
  * Threads: one of its own ("skep-reach") does the asking; functions from any thread.
  */

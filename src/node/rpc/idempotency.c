@@ -263,7 +263,7 @@ static void add_waiter(struct idempotency_entry *entry, struct idempotency_waite
     entry->last_waiter = waiter;
 }
 
-/* An outcome that owns what it shows, so that it can be told without the lock. */
+/* A copy of an outcome with its tensors, which a waiter receives without the lock. */
 struct copy {
     struct idempotency_outcome outcome;
     struct skep_error err;

@@ -20,7 +20,7 @@ enum {
 
 /* ---- asking around: the thread ---- */
 
-/* Keys of the wishes that are due, each once. The lock is held. */
+/* Keys of the pending requests that are due, each once. The lock is held. */
 static size_t due_keys(struct federation *f, uint64_t now_us,
                        char keys[KEYS_AT_ONCE][RECORD_RESOURCE_KEY_BYTES])
 {
@@ -37,7 +37,7 @@ static size_t due_keys(struct federation *f, uint64_t now_us,
     return count;
 }
 
-/* The id of the oldest wish for a key that is due, marked as busy; 0: none. The lock is held. */
+/* The id of the oldest request for a key that is due, marked as busy; 0: none. The lock is held. */
 static uint64_t take_pending(struct federation *f, const char *key, uint64_t now_us)
 {
     struct pending_request *oldest = NULL;
@@ -52,7 +52,7 @@ static uint64_t take_pending(struct federation *f, const char *key, uint64_t now
     return oldest->id;
 }
 
-/* Hands wishes for the key of a record to its tracker, as many as it has resources. */
+/* Hands pending requests for the key of a record to its tracker, as many as it has resources. */
 static void use_record(struct federation *f, const struct record *record, uint64_t now_us)
 {
     for (uint32_t i = 0; i < record->resource.free; i++) {

@@ -42,8 +42,8 @@ struct federation_stats {
 
 SKEP_MUST_CHECK skep_status federation_new(const struct federation_config *config,
                                            struct federation **out, struct skep_error *err);
-/* From now on wishes are looked after; they may come before. @param tracker  borrowed until
- * federation_close(). */
+/* From now on pending requests are looked after; they may come before. @param tracker  borrowed
+ * until federation_close(). */
 void federation_begin(struct federation *federation, struct tracker_server *tracker);
 /* Ends what is under way, before the tracker's server is freed and while its loop runs. NULL is
  * allowed. */

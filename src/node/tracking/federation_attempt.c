@@ -12,7 +12,7 @@
 struct attempt {
     struct loop_job job; /* first, so that the pointers convert */
     struct federation *federation;
-    uint64_t id; /* of the wish */
+    uint64_t id; /* of the request */
     char key[RECORD_RESOURCE_KEY_BYTES];
     struct pool_target target;
     uint64_t taken;      /* the other tracker's id of what it gave */
@@ -133,7 +133,7 @@ static void deliver(struct loop_job *job)
 
     if (read_resource(a, &mp, &resource, &a->taken)) {
         correct_address(a, &resource);
-        /* Not to the wish that asked, but to who is first now: one of a higher priority may have
+        /* Not to the request that asked, but to who is first now: one of a higher priority may have
          * come since, or wait beside it. */
         a->used = tracker_server_answer(f->tracker, tracker_text(a->key), &resource);
     }

@@ -1,10 +1,11 @@
 /*
- * What federation.c (asking around, events, life), federation_wish.c (requests that wait, trackers
- * that do not answer) and federation_attempt.c (calls to other trackers) share.
+ * What federation.c (asking around, events, life), federation_pending.c (requests that wait,
+ * trackers that do not answer) and federation_attempt.c (calls to other trackers) share.
  *
- * A wish is a request that waits here; an attempt is one call to another tracker on its behalf. A
- * wish has one attempt at most; both go by the request's id, as either may end first. Whose attempt
- * it was does not matter to what it brings: see federation.h. So wishes need no order of their own.
+ * A pending request waits here; an attempt is one call to another tracker on its behalf. A
+ * request has one attempt at most; both go by the request's id, as either may end first. Whose
+ * attempt it was does not matter to what it brings: see federation.h. So pending requests need no
+ * order of their own.
  */
 #ifndef SKEP_NODE_TRACKING_FEDERATION_INTERNAL_H
 #define SKEP_NODE_TRACKING_FEDERATION_INTERNAL_H
@@ -26,7 +27,7 @@ enum {
 };
 
 struct pending_request {
-    struct pending_request *next, **link; /* in federation.wishes */
+    struct pending_request *next, **link; /* in federation.pending */
     struct pending_request *chain;        /* in its bucket */
     uint64_t id;
     uint64_t look_us; /* when to ask around next */
@@ -62,14 +63,14 @@ struct federation {
     struct federation_stats stats;
 };
 
-/* ---- federation_wish.c; all with the lock held ---- */
+/* ---- federation_pending.c; all with the lock held ---- */
 
 struct pending_request *pending_find(struct federation *f, uint64_t id);
 /* NULL if there are too many, or memory is short. @param len  below RECORD_RESOURCE_KEY_BYTES. */
 struct pending_request *pending_add(struct federation *f, uint64_t id, const char *key, size_t len,
                                     uint64_t look_us);
 void pending_drop(struct federation *f, struct pending_request *w);
-/* The attempt for a wish is over; it is looked at again at this time. */
+/* The attempt for a request is over; it is looked at again at this time. */
 void pending_release(struct federation *f, uint64_t id, uint64_t look_us);
 /* When to ask around for it again, having found nothing. */
 uint64_t pending_again_us(struct pending_request *w);
@@ -83,7 +84,7 @@ bool tracker_is_backed_off(struct federation *f, const uint8_t *peer_id);
 
 /* ---- federation_attempt.c; without the lock ---- */
 
-/* Asks the tracker of a record for a resource, for the wish of this id, which is marked busy. */
+/* Asks the tracker of a record for a resource, for the request of this id, which is marked busy. */
 void attempt_start(struct federation *f, uint64_t id, const struct record *record);
 
 #endif

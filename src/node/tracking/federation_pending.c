@@ -12,7 +12,7 @@ enum {
     BACKOFF_MAX_MS = 60000,
 };
 
-/* ---- wishes; the lock is held ---- */
+/* ---- pending requests; the lock is held ---- */
 
 static struct pending_request **bucket_of(struct federation *f, uint64_t id)
 {

@@ -1,4 +1,4 @@
-/* See leases.h. */
+/* See lease_server.h. */
 #include "node/tracking/lease_server.h"
 
 #include <pthread.h>

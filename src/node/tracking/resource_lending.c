@@ -1,4 +1,4 @@
-/* See lending.h. */
+/* See resource_lending.h. */
 #include "node/tracking/resource_lending.h"
 
 #include <pthread.h>

@@ -1,4 +1,4 @@
-/* See registration.h. Everything but the interface runs on the loop. */
+/* See tracker_registration.h. Everything but the interface runs on the loop. */
 #include "node/tracking/tracker_registration.h"
 
 #include <jansson.h>

@@ -1,4 +1,4 @@
-/* See registry.h: what is known of each key, when to say it, and life. */
+/* See tracker_registry.h: what is known of each key, when to say it, and life. */
 #include "node/tracking/tracker_registry.h"
 
 #include <sodium.h>

@@ -1,5 +1,5 @@
-/* What registry.c (entries, the thread, life) and tracker_registry_round.c (what is said, and its
- * outcome) share. */
+/* What tracker_registry.c (entries, the thread, life) and tracker_registry_round.c (what is said,
+ * and its outcome) share. */
 #ifndef SKEP_NODE_TRACKING_TRACKER_REGISTRY_INTERNAL_H
 #define SKEP_NODE_TRACKING_TRACKER_REGISTRY_INTERNAL_H
 
@@ -51,7 +51,7 @@ struct tracker_registry {
     struct tracker_registry_stats stats;
 };
 
-/* registry.c; the lock is held. */
+/* tracker_registry.c; the lock is held. */
 struct entry *tracker_registry_find(struct tracker_registry *r, const char *key, size_t len,
                                     uint64_t hash);
 void tracker_registry_drop(struct tracker_registry *r, struct entry *e);

@@ -1,6 +1,6 @@
 /*
- * A node's tracker: the TVM port (tracker/server.h), what is published of it (registry.h), and the
- * dealings with other trackers (federation.h, lending.h), put together.
+ * A node's tracker: the TVM port (tracker/server.h), what is published of it (tracker_registry.h),
+ * and the dealings with other trackers (federation.h, resource_lending.h), put together.
  *
  * Threads: any, but opening, closing and freeing by one at a time.
  */
