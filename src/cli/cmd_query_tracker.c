@@ -300,7 +300,7 @@ static int show_summary(const struct options *o, const struct endpoint *tracker,
     if (ask_summary(tracker, deadline_us, &summary, &err) != SKEP_OK)
         return cli_fail(table.command, &err);
     if (options_flag(o, "json"))
-        return json_print(summary, stdout) ? CLI_DONE : CLI_FAILED;
+        return json_print_exact(summary, stdout) ? CLI_DONE : CLI_FAILED;
     printf("Tracker address %s:%u\n\n", options_string(o, "host"), (unsigned)tracker->port);
     ok = print_servers(json_object_get(summary, "server_info"));
     putchar('\n');

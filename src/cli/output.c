@@ -316,21 +316,37 @@ void progress_end(struct progress *p, const char *note)
 
 /* ---- JSON ---- */
 
-bool json_print(json_t *value, FILE *out)
+enum {
+    DIGITS_OF_MEASURES = 15, /* 0.571 prints as 0.571 */
+    DIGITS_EXACT = 17,       /* each double reads back as itself */
+};
+
+static bool print_with_digits(json_t *value, size_t digits, FILE *out)
 {
     if (value == NULL)
         return false;
-    bool good = json_dumpf(value, out, JSON_INDENT(2) | JSON_REAL_PRECISION(15)) == 0;
+    bool good = json_dumpf(value, out, JSON_INDENT(2) | JSON_REAL_PRECISION(digits)) == 0;
 
     json_decref(value);
     return good && fputc('\n', out) != EOF && fflush(out) == 0;
+}
+
+bool json_print(json_t *value, FILE *out)
+{
+    return print_with_digits(value, DIGITS_OF_MEASURES, out);
+}
+
+bool json_print_exact(json_t *value, FILE *out)
+{
+    return print_with_digits(value, DIGITS_EXACT, out);
 }
 
 void json_print_event(json_t *event)
 {
     static atomic_bool told;
 
-    if (event != NULL && json_dumpf(event, stdout, JSON_COMPACT | JSON_REAL_PRECISION(15)) == 0)
+    if (event != NULL &&
+        json_dumpf(event, stdout, JSON_COMPACT | JSON_REAL_PRECISION(DIGITS_OF_MEASURES)) == 0)
         putchar('\n');
     json_decref(event);
     if (!output_flush() && !atomic_exchange(&told, true))

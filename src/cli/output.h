@@ -79,6 +79,8 @@ void progress_end(struct progress *p, const char *note);
 /* Prints a value and a line end. @param value taken always; NULL counts as memory that ran short.
  * @return whether all of it was written. */
 bool json_print(json_t *value, FILE *out);
+/* The same for numbers of others: 17 digits, so that each reads back as the number it was. */
+bool json_print_exact(json_t *value, FILE *out);
 /* One event, one line on standard output, at once: programs read them as they come. For what serves
  * on without its output: a failure is logged, once, and told by output_end(). @param event  taken
  * always; NULL (memory ran short) prints nothing. */
