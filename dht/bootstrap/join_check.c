@@ -14,6 +14,7 @@
 #include "base/fd.h"
 #include "dht/opendht/udp_ping.h"
 #include "wire/frame.h"
+#include "wire/tracker_frame.h"
 
 enum {
     PING_AGAIN_MS = 250,
@@ -21,9 +22,8 @@ enum {
     READS_A_LOOK = 8,
     AS_PEER = 0, /* index of the connections */
     AS_TRACKERS_CLIENT = 1,
-    TRACKER_MAGIC = 0x2F271, /* docs/tracker.md: the tracker answers with the same */
-    REFUSAL_HEAD_BYTES = 6,  /* of a refusal (docs/protocol.md), up to its flags */
-    FIRST_FAR_PORT = 61001,  /* above those that Linux hands out by itself */
+    REFUSAL_HEAD_BYTES = 6, /* of a refusal (docs/protocol.md), up to its flags */
+    FIRST_FAR_PORT = 61001, /* above those that Linux hands out by itself */
 };
 
 /* --- sockets ------------------------------------------------------------------------------- */
@@ -163,7 +163,7 @@ static size_t write_question(size_t which, uint8_t out[static PREAMBLE_BYTES])
         return PREAMBLE_BYTES;
     }
     store_u32(out, TRACKER_MAGIC);
-    return sizeof(uint32_t);
+    return TRACKER_MAGIC_BYTES;
 }
 
 static void end_tcp(struct join_tcp *tcp)
@@ -177,7 +177,7 @@ static void look_at_tcp(struct join_check *c, size_t which)
     struct join_tcp *tcp = &c->tcp[which];
     struct pollfd writable = {.fd = tcp->fd, .events = POLLOUT};
     uint8_t question[PREAMBLE_BYTES];
-    size_t wanted = which == AS_PEER ? REFUSAL_HEAD_BYTES : sizeof(uint32_t);
+    size_t wanted = which == AS_PEER ? REFUSAL_HEAD_BYTES : TRACKER_MAGIC_BYTES;
 
     if (!tcp->is_begun || tcp->is_over || (!tcp->asked && poll(&writable, 1, 0) != 1))
         return;
@@ -214,7 +214,7 @@ static bool is_tracker(const struct join_check *c)
 {
     const struct join_tcp *tcp = &c->tcp[AS_TRACKERS_CLIENT];
 
-    return tcp->len >= sizeof(uint32_t) && load_u32(tcp->answer) == TRACKER_MAGIC;
+    return tcp->len >= TRACKER_MAGIC_BYTES && load_u32(tcp->answer) == TRACKER_MAGIC;
 }
 
 /* --- conclusions --------------------------------------------------------------------------- */

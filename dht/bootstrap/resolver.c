@@ -114,10 +114,11 @@ static void ask_tracker(struct resolver *r, struct resolution *a)
                                                     r->stop_fd};
     struct address tracker[RESOLVER_MAX_ADDRESSES];
     size_t count = a->count;
+    struct tracker_peers peers = {.addresses = a->addresses, .cap = RESOLVER_MAX_ADDRESSES};
 
     memcpy(tracker, a->addresses, count * sizeof(tracker[0]));
-    a->status = tracker_peers_ask(tracker, count, r->network_id, &patience, a->addresses,
-                                  RESOLVER_MAX_ADDRESSES, &a->count, &a->err);
+    a->status = tracker_peers_ask(tracker, count, r->network_id, &patience, &peers, &a->err);
+    a->count = peers.count;
 }
 
 static void run(void *arg)

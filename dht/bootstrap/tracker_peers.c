@@ -1,4 +1,7 @@
-/* The client's side of code 100, with plain sockets: one short exchange, once in a while. */
+/*
+ * The client's side of code 100, with plain sockets: one short exchange, once in a while. The
+ * stream's messages are those of wire/tracker_frame.h.
+ */
 #include "dht/bootstrap/tracker_peers.h"
 
 #include <errno.h>
@@ -8,14 +11,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/alloc.h"
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/fd.h"
+#include "wire/tracker_frame.h"
 
 enum {
-    MAGIC = 0x2F271,
+    RECEIVE_BYTES = 4096,
     MAX_ANSWER_BYTES = 65536, /* a few dozen addresses take 2 KB */
     MAX_PEERS_READ = 256,
 };
@@ -95,70 +98,66 @@ static skep_status send_all(int fd, const uint8_t *data, size_t len,
     return SKEP_OK;
 }
 
-static skep_status receive(int fd, uint8_t *data, size_t len,
-                           const struct tracker_peers_patience *patience, struct skep_error *err)
+/* What comes next. @param chunk  holds it until the next call. */
+static skep_status receive(int fd, uint8_t chunk[static RECEIVE_BYTES],
+                           const struct tracker_peers_patience *patience, size_t *len,
+                           struct skep_error *err)
 {
-    while (len > 0) {
-        ssize_t n = recv(fd, data, len, 0);
+    for (;;) {
+        ssize_t n = recv(fd, chunk, RECEIVE_BYTES, 0);
         if (n == 0)
             return error_set(err, SKEP_DATA_LOSS,
                              "it closed the connection: not a tracker, or one without a DHT");
         if (n > 0) {
-            data += n;
-            len -= (size_t)n;
-            continue;
+            *len = (size_t)n;
+            return SKEP_OK;
         }
         skep_status rc = wait_after(fd, POLLIN, patience, err);
         if (rc != SKEP_OK)
             return rc;
     }
-    return SKEP_OK;
 }
 
-/* Asks over a connection. @param text  on success owned: mem_free(). */
-static skep_status exchange(int fd, const struct tracker_peers_patience *patience, char **text,
-                            size_t *len, struct skep_error *err)
+static skep_status ask_question(int fd, const struct tracker_peers_patience *patience,
+                                struct skep_error *err)
 {
     static const char question[] = "[100]";
-    uint8_t out[4 + 4 + sizeof(question) - 1], head[4];
+    struct bytes out = {0};
+    skep_status rc = SKEP_OK;
 
-    store_u32(out, MAGIC);
-    store_u32(out + 4, sizeof(question) - 1);
-    memcpy(out + 8, question, sizeof(question) - 1);
-    skep_status rc = send_all(fd, out, sizeof(out), patience, err);
-    if (rc == SKEP_OK)
-        rc = receive(fd, head, sizeof(head), patience, err);
-    if (rc == SKEP_OK && load_u32(head) != MAGIC)
-        rc = error_set(err, SKEP_DATA_LOSS, "what answers there is not a tracker");
-    if (rc == SKEP_OK)
-        rc = receive(fd, head, sizeof(head), patience, err);
-    if (rc != SKEP_OK)
-        return rc;
-    *len = load_u32(head);
-    if (*len == 0 || *len > MAX_ANSWER_BYTES)
-        return error_set(err, SKEP_DATA_LOSS, "answer of %zu bytes, expected 1 to %d", *len,
-                         MAX_ANSWER_BYTES);
-    uint8_t *data = mem_alloc(*len);
-    if (data == NULL)
-        return error_no_memory(err, "tracker's answer", *len);
-    rc = receive(fd, data, *len, patience, err);
-    if (rc == SKEP_OK)
-        *text = (char *)data;
+    if (!tracker_write_magic(&out) || !tracker_write_message(&out, question, sizeof(question) - 1))
+        rc = error_no_memory(err, "question to a tracker", sizeof(question));
     else
-        mem_free(data);
+        rc = send_all(fd, out.data, out.len, patience, err);
+    bytes_free(&out);
     return rc;
+}
+
+/* @param more  whether the message is not whole yet; the greeting is passed over. */
+static skep_status next_message(struct tracker_input *in, struct tracker_text *message, bool *more,
+                                struct skep_error *err)
+{
+    enum tracker_input_result result;
+
+    do
+        result = tracker_input_next(in, MAX_ANSWER_BYTES, message, err);
+    while (result == TRACKER_INPUT_GREETING);
+    *more = result == TRACKER_INPUT_MORE;
+    if (result != TRACKER_INPUT_BAD)
+        return SKEP_OK;
+    return in->greeted ? SKEP_DATA_LOSS
+                       : error_set(err, SKEP_DATA_LOSS, "what answers there is not a tracker");
 }
 
 /* ---- the answer ---- */
 
-static void add(const struct address *a, struct address *out, size_t cap, size_t *count)
+static void add(const struct address *a, struct tracker_peers *out)
 {
-    if (*count < cap)
-        out[(*count)++] = *a;
+    if (out->count < out->cap)
+        out->addresses[out->count++] = *a;
 }
 
-static void add_peers(const json_t *list, const struct address *at, struct address *out, size_t cap,
-                      size_t *count)
+static void add_peers(const json_t *list, const struct address *at, struct tracker_peers *out)
 {
     struct endpoint tracker;
 
@@ -172,7 +171,7 @@ static void add_peers(const json_t *list, const struct address *at, struct addre
             !endpoint_is_usable(&e) || !endpoint_to_address(&e, &a))
             continue;
         if (!endpoint_is_loopback(&e) || endpoint_is_loopback(&tracker))
-            add(&a, out, cap, count);
+            add(&a, out);
     }
 }
 
@@ -190,8 +189,7 @@ static bool own_peer(const json_t *port, const struct address *at, struct addres
 }
 
 static skep_status read_facts(const json_t *facts, uint32_t network_id, const struct address *at,
-                              struct address *out, size_t cap, size_t *count,
-                              struct skep_error *err)
+                              struct tracker_peers *out, struct skep_error *err)
 {
     const json_t *network = json_object_get(facts, "network");
     struct address own;
@@ -202,63 +200,87 @@ static skep_status read_facts(const json_t *facts, uint32_t network_id, const st
         return error_set(err, SKEP_FAILED_PRECONDITION,
                          "it is of another swarm (another name, or another swarm key)");
     if (own_peer(json_object_get(facts, "dht_port"), at, &own))
-        add(&own, out, cap, count);
-    add_peers(json_object_get(facts, "peers"), at, out, cap, count);
-    return *count > 0 ? SKEP_OK : error_set(err, SKEP_NOT_FOUND, "it names no DHT peer");
+        add(&own, out);
+    add_peers(json_object_get(facts, "peers"), at, out);
+    return out->count > 0 ? SKEP_OK : error_set(err, SKEP_NOT_FOUND, "it names no DHT peer");
 }
 
-skep_status tracker_peers_parse(const char *text, size_t len, uint32_t network_id,
-                                const struct address *at, struct address *out, size_t cap,
-                                size_t *count, struct skep_error *err)
+skep_status tracker_peers_parse(struct tracker_text answer, uint32_t network_id,
+                                const struct address *at, struct tracker_peers *out,
+                                struct skep_error *err)
 {
     skep_status rc = SKEP_OK;
-    json_t *root = json_loadb(text, len, 0, NULL);
+    json_t *root = json_loadb(answer.data, answer.len, 0, NULL);
     const json_t *code = json_array_get(root, 0);
 
-    *count = 0;
+    out->count = 0;
     if (!json_is_integer(code))
         rc = error_set(err, SKEP_DATA_LOSS, "its answer is not a tracker's");
-    else if (json_integer_value(code) != 0)
+    else if (json_integer_value(code) != TRACKER_SUCCESS)
         rc = error_set(err, SKEP_NOT_FOUND, "it takes no part in a DHT");
     else
-        rc = read_facts(json_array_get(root, 1), network_id, at, out, cap, count, err);
+        rc = read_facts(json_array_get(root, 1), network_id, at, out, err);
     json_decref(root);
     return rc;
 }
 
-static skep_status ask_one(const struct address *a, uint32_t network_id,
-                           const struct tracker_peers_patience *patience, struct address *out,
-                           size_t cap, size_t *count, struct skep_error *err)
+/* ---- one tracker after the other ---- */
+
+static skep_status read_answer(int fd, const struct address *at, uint32_t network_id,
+                               const struct tracker_peers_patience *patience,
+                               struct tracker_peers *out, struct skep_error *err)
 {
-    char *text = NULL;
+    struct tracker_input in = {0};
+    struct tracker_text message;
+    uint8_t chunk[RECEIVE_BYTES];
     size_t len = 0;
+    skep_status rc;
+
+    for (bool more = true; more;) {
+        rc = receive(fd, chunk, patience, &len, err);
+        if (rc == SKEP_OK && !tracker_input_push(&in, chunk, len))
+            rc = error_no_memory(err, "tracker's answer", len);
+        if (rc == SKEP_OK)
+            rc = next_message(&in, &message, &more, err);
+        if (rc == SKEP_OK && !more)
+            rc = tracker_peers_parse(message, network_id, at, out, err);
+        if (rc == SKEP_OK && more && !tracker_input_settle(&in))
+            rc = error_no_memory(err, "tracker's answer", len);
+        more = more && rc == SKEP_OK;
+    }
+    tracker_input_free(&in);
+    return rc;
+}
+
+static skep_status ask_one(const struct address *a, uint32_t network_id,
+                           const struct tracker_peers_patience *patience, struct tracker_peers *out,
+                           struct skep_error *err)
+{
     int fd = -1;
     skep_status rc = dial(a, patience, &fd, err);
 
     if (rc != SKEP_OK)
         return rc;
-    rc = exchange(fd, patience, &text, &len, err);
+    rc = ask_question(fd, patience, err);
     if (rc == SKEP_OK)
-        rc = tracker_peers_parse(text, len, network_id, a, out, cap, count, err);
-    mem_free(text);
+        rc = read_answer(fd, a, network_id, patience, out, err);
     close(fd);
     return rc;
 }
 
 skep_status tracker_peers_ask(const struct address *tracker, size_t tracker_count,
                               uint32_t network_id, const struct tracker_peers_patience *patience,
-                              struct address *out, size_t cap, size_t *count,
-                              struct skep_error *err)
+                              struct tracker_peers *out, struct skep_error *err)
 {
     skep_status rc = SKEP_UNAVAILABLE;
 
-    *count = 0;
+    out->count = 0;
     for (size_t i = 0; i < tracker_count && rc != SKEP_OK && rc != SKEP_CANCELLED; i++) {
         /* The rest of the time is shared among those not tried yet. */
         uint64_t now = clock_mono_us(), until = patience->deadline_us;
         uint64_t share = now < until ? (until - now) / (tracker_count - i) : 0;
         struct tracker_peers_patience part = {now + share, patience->stop_fd};
-        rc = ask_one(&tracker[i], network_id, &part, out, cap, count, err);
+        rc = ask_one(&tracker[i], network_id, &part, out, err);
     }
     return rc;
 }

@@ -14,8 +14,6 @@
 #include "base/text.h"
 #include "tracker/protocol_numbers.h"
 
-enum { PREFIX_BYTES = 4 };
-
 bool tracker_append(struct bytes *out, const char *json)
 {
     return bytes_append(out, json, strlen(json));
@@ -253,55 +251,12 @@ bool tracker_append_info(struct bytes *out, const json_t *value)
 
 /* ---- messages ---- */
 
-bool tracker_message_begin(struct bytes *out, size_t *start)
-{
-    static const uint8_t empty[PREFIX_BYTES];
-
-    *start = out->len;
-    return bytes_append(out, empty, sizeof(empty));
-}
-
-bool tracker_message_end(struct bytes *out, size_t start)
-{
-    size_t len = out->len - start - PREFIX_BYTES;
-
-    if (len > INT32_MAX)
-        return false;
-    store_u32(out->data + start, (uint32_t)len);
-    return true;
-}
-
-/* Ends a message that went well so far, else takes it back. */
-static bool finish(struct bytes *out, size_t start, bool ok)
-{
-    ok = ok && tracker_message_end(out, start);
-    if (!ok)
-        out->len = start;
-    return ok;
-}
-
-bool tracker_write_magic(struct bytes *out)
-{
-    uint8_t magic[PREFIX_BYTES];
-
-    store_u32(magic, TRACKER_MAGIC);
-    return bytes_append(out, magic, sizeof(magic));
-}
-
-bool tracker_write_message(struct bytes *out, const char *json, size_t len)
-{
-    size_t start;
-    bool ok = tracker_message_begin(out, &start) && bytes_append(out, json, len);
-
-    return finish(out, start, ok);
-}
-
 bool tracker_write_code(struct bytes *out, enum tracker_code code)
 {
     size_t start;
     bool ok = tracker_message_begin(out, &start) && tracker_append_number(out, code);
 
-    return finish(out, start, ok);
+    return tracker_message_finish(out, start, ok);
 }
 
 bool tracker_write_resource(struct bytes *out, struct tracker_text address, uint16_t port,
@@ -313,7 +268,7 @@ bool tracker_write_resource(struct bytes *out, struct tracker_text address, uint
               tracker_append_number(out, port) && tracker_append(out, ", ") &&
               tracker_append_text(out, match_key) && tracker_append(out, "]]");
 
-    return finish(out, start, ok);
+    return tracker_message_finish(out, start, ok);
 }
 
 bool tracker_write_refusal(struct bytes *out, const char *sentence)
@@ -322,7 +277,7 @@ bool tracker_write_refusal(struct bytes *out, const char *sentence)
     bool ok = tracker_message_begin(out, &start) && tracker_append(out, "[-1, ") &&
               tracker_append_text(out, tracker_text(sentence)) && tracker_append(out, "]");
 
-    return finish(out, start, ok);
+    return tracker_message_finish(out, start, ok);
 }
 
 bool tracker_write_request(struct bytes *out, struct tracker_text key, struct tracker_text user,
@@ -334,7 +289,7 @@ bool tracker_write_request(struct bytes *out, struct tracker_text key, struct tr
               tracker_append_text(out, user) && tracker_append(out, ", ") &&
               tracker_append_number(out, priority) && tracker_append(out, "]");
 
-    return finish(out, start, ok);
+    return tracker_message_finish(out, start, ok);
 }
 
 bool tracker_write_put(struct bytes *out, struct tracker_text key, uint16_t port,
@@ -347,7 +302,7 @@ bool tracker_write_put(struct bytes *out, struct tracker_text key, uint16_t port
               tracker_append_text(out, match_key) && tracker_append(out, "], ") &&
               tracker_append_text(out, address) && tracker_append(out, "]");
 
-    return finish(out, start, ok);
+    return tracker_message_finish(out, start, ok);
 }
 
 bool tracker_write_stop(struct bytes *out, struct tracker_text stop_key)
@@ -356,7 +311,7 @@ bool tracker_write_stop(struct bytes *out, struct tracker_text stop_key)
     bool ok = tracker_message_begin(out, &start) && tracker_append(out, "[2, ") &&
               tracker_append_text(out, stop_key) && tracker_append(out, "]");
 
-    return finish(out, start, ok);
+    return tracker_message_finish(out, start, ok);
 }
 
 bool tracker_write_update_info(struct bytes *out, const json_t *info)
@@ -365,7 +320,7 @@ bool tracker_write_update_info(struct bytes *out, const json_t *info)
     bool ok = tracker_message_begin(out, &start) && tracker_append(out, "[5, ") &&
               tracker_append_value(out, info) && tracker_append(out, "]");
 
-    return finish(out, start, ok);
+    return tracker_message_finish(out, start, ok);
 }
 
 bool tracker_write_plain(struct bytes *out, enum tracker_code code)
@@ -374,5 +329,5 @@ bool tracker_write_plain(struct bytes *out, enum tracker_code code)
     bool ok = tracker_message_begin(out, &start) && tracker_append(out, "[") &&
               tracker_append_number(out, code) && tracker_append(out, "]");
 
-    return finish(out, start, ok);
+    return tracker_message_finish(out, start, ok);
 }

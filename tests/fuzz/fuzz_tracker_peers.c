@@ -11,14 +11,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const struct endpoint tracker = {.host = "192.0.2.9", .port = 9190};
     struct address at, out[8];
     struct endpoint e;
-    size_t count = 0;
+    struct tracker_peers peers = {.addresses = out, .cap = 8};
+    const struct tracker_text answer = {.data = (const char *)data, .len = size};
 
     if (!endpoint_to_address(&tracker, &at))
         abort();
-    skep_status rc = tracker_peers_parse((const char *)data, size, 77, &at, out, 8, &count, NULL);
-    if ((rc == SKEP_OK) != (count > 0) || count > 8)
+    skep_status rc = tracker_peers_parse(answer, 77, &at, &peers, NULL);
+    if ((rc == SKEP_OK) != (peers.count > 0) || peers.count > 8)
         abort();
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < peers.count; i++) {
         endpoint_from_address(&e, (const struct sockaddr *)&out[i].sa);
         if (!endpoint_is_usable(&e) || endpoint_is_loopback(&e))
             abort();

@@ -72,9 +72,12 @@ static skep_status ask_until(const struct fake *f, struct tracker_peers_patience
                              struct address *out, size_t *count)
 {
     struct address at;
+    struct tracker_peers peers = {.addresses = out, .cap = 8};
 
     assert_true(endpoint_to_address(&f->at, &at));
-    return tracker_peers_ask(&at, 1, NETWORK, &patience, out, 8, count, NULL);
+    skep_status rc = tracker_peers_ask(&at, 1, NETWORK, &patience, &peers, NULL);
+    *count = peers.count;
+    return rc;
 }
 
 static skep_status ask(struct fake *f, struct address *out, size_t *count)
@@ -109,6 +112,26 @@ static void the_question_is_asked_and_the_answer_understood(void **state)
     assert_int_equal(port_of(&out[0]), 4222);
     assert_int_equal(port_of(&out[1]), 5);
     assert_int_equal(port_of(&out[3]), 7);
+}
+
+static void an_answer_of_many_packets_is_understood(void **state)
+{
+    (void)state;
+    struct address out[8];
+    size_t count;
+    struct fake f;
+    char *json = calloc(1, 40000);
+
+    assert_non_null(json);
+    strcpy(json, "[0, {\"network\": 77, \"swarm\": \"");
+    memset(json + strlen(json), 's', 30000);
+    strcat(json, "\", \"peers\": [\"192.0.2.1:5\"]}]");
+    fake_listen(&f);
+    fake_answer(&f, json);
+    assert_int_equal(ask(&f, out, &count), SKEP_OK);
+    assert_int_equal(count, 1);
+    assert_int_equal(port_of(&out[0]), 5);
+    free(json);
 }
 
 static void what_is_no_tracker_or_has_no_dht_is_told_apart(void **state)
@@ -178,10 +201,13 @@ static skep_status parse(const char *text, const char *at, struct address *out, 
 {
     struct endpoint e;
     struct address a;
+    struct tracker_peers peers = {.addresses = out, .cap = cap};
 
     assert_int_equal(endpoint_parse(&e, at, false, NULL), SKEP_OK);
     assert_true(endpoint_to_address(&e, &a));
-    return tracker_peers_parse(text, strlen(text), NETWORK, &a, out, cap, count, NULL);
+    skep_status rc = tracker_peers_parse(tracker_text(text), NETWORK, &a, &peers, NULL);
+    *count = peers.count;
+    return rc;
 }
 
 static void peers_of_strangers_are_taken_with_care(void **state)
@@ -282,6 +308,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_question_is_asked_and_the_answer_understood),
+        cmocka_unit_test(an_answer_of_many_packets_is_understood),
         cmocka_unit_test(what_is_no_tracker_or_has_no_dht_is_told_apart),
         cmocka_unit_test(a_silent_tracker_is_given_up_at_the_deadline),
         cmocka_unit_test(a_silent_tracker_is_given_up_when_told_so),
