@@ -43,6 +43,17 @@ def preprocessed():
     return text
 
 
+def defines():
+    """Numbers that the headers define as macros: `#define SKEP_NAME 123`."""
+    out = {}
+    folder = os.path.join(INCLUDE, "skep")
+    for name in sorted(os.listdir(folder)):
+        with open(os.path.join(folder, name), encoding="utf-8") as f:
+            for macro, number in re.findall(r"^#define (SKEP_\w+) (\d+)u?$", f.read(), re.M):
+                out[macro] = int(number)
+    return out
+
+
 class Writer:
     """Declarations of one translation unit as lines of Python."""
 
@@ -50,7 +61,7 @@ class Writer:
         self.unit = unit
         self.structs = {}
         self.typedefs = {}
-        self.constants = {}
+        self.constants = defines()
         self.enums = {}
         self.functions = {}
         for node in unit.ext:

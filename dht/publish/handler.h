@@ -63,8 +63,8 @@ bool handler_wait_first_round(struct handler *handler, uint64_t deadline_us);
 /* Publishes anew soon: an expert stalled or recovered, or endpoints changed. Thread: any. */
 void handler_refresh(struct handler *handler);
 void handler_set_endpoints(struct handler *handler, const struct endpoint *endpoints, size_t count);
-/* Publishes more experts from now on; those that it has already stay as they are. One that the node
- * no longer serves is one for which expert_load says false. @param experts copied. */
+/* Publishes more experts from now on; one of a UID that it has already takes the place of that. An
+ * expert for which expert_load says false is no longer served. @param experts copied. */
 SKEP_MUST_CHECK skep_status handler_add_experts(struct handler *handler,
                                                 const struct handler_expert *experts, size_t count,
                                                 struct skep_error *err);

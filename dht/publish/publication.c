@@ -294,18 +294,11 @@ static skep_status continue_items(struct publication *p, const struct publicatio
     return SKEP_OK;
 }
 
-static bool has_expert(const struct publication *p, const char *uid)
+static bool is_listed(const struct handler_expert *experts, size_t count, const char *uid)
 {
-    for (size_t first = 0, end = p->expert_count; first < end;) {
-        size_t middle = first + (end - first) / 2;
-        int order = strcmp(uid, p->experts[middle].uid.text);
-        if (order == 0)
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(experts[i].uid, uid) == 0)
             return true;
-        if (order < 0)
-            end = middle;
-        else
-            first = middle + 1;
-    }
     return false;
 }
 
@@ -321,13 +314,15 @@ skep_status publication_extend(const struct publication *before, const struct id
         return error_no_memory(err, "experts", (before->expert_count + count) * sizeof(*experts));
     for (size_t i = 0; i < before->expert_count; i++) {
         const struct local_expert *h = &before->experts[i];
+        if (is_listed(more, count, h->uid.text))
+            continue; /* it may have come back as one of another class */
         struct handler_expert *e = &experts[all++];
         *e = (struct handler_expert){.uid = h->uid.text, .cls = h->cls};
         memcpy(e->schema_digest, h->schema_digest, sizeof(e->schema_digest));
     }
     for (size_t i = 0; i < count; i++)
-        if (!has_expert(before, more[i].uid))
-            experts[all++] = more[i];
+        if (!is_listed(more + i + 1, count - i - 1, more[i].uid))
+            experts[all++] = more[i]; /* the last of several of one UID */
     skep_status rc = publication_new(before->swarm, identity, experts, all, out, err);
     mem_free(experts);
     if (rc == SKEP_OK)

@@ -6,6 +6,7 @@
 #ifndef SKEP_EXPERT_H
 #define SKEP_EXPERT_H
 
+#include <skep/safetensors.h>
 #include <skep/tensor.h>
 
 #ifdef __cplusplus
@@ -71,7 +72,13 @@ struct skep_expert_options {
      * optimizer state, normalizations, residuals and attention inside heads stay float32, and so
      * does what travels. On a CPU without bfloat16 the results are the same, but not faster. */
     const char *precision;
+    /** What the class's create() needs to know of this expert alone, such as a file's path; NULL
+     * (default): nothing, unless `cls` is "class:argument". At most SKEP_EXPERT_ARGUMENT_BYTES - 1
+     * bytes. Built-in classes refuse one. */
+    const char *argument;
 };
+
+#define SKEP_EXPERT_ARGUMENT_BYTES 1024
 
 SKEP_API void skep_expert_options_init(struct skep_expert_options *options);
 
@@ -99,6 +106,10 @@ struct skep_parameter_spec {
  * One class. `state` is what create() made, and is handed to all others. A function that fails
  * returns a status other than SKEP_OK and may fill in `err`, which is never NULL here; whatever it
  * has written by then is thrown away.
+ *
+ * There are two kinds. Usually Skep owns an expert's parameters: it draws, hands in, updates, saves
+ * and loads them. With `owns_state` the class owns them and takes the optimizer's step itself, as a
+ * framework with its own optimizers does; it then implements save() and load().
  */
 struct skep_expert_class {
     /** For `--expert-cls`: 1 to 31 letters, digits, `_` or `-`; none that Skep has already. */
@@ -130,7 +141,8 @@ struct skep_expert_class {
                               struct skep_error *err);
 
     /**
-     * @param params   the parameters in the order of parameters(); read only.
+     * @param params   the parameters in the order of parameters(); read only. With owns_state
+     *                 NULL, as `grads` is below.
      * @param inputs   as the schema says: types, dimensions and equal rows were checked.
      * @param outputs  memory is there; every element is to be written.
      */
@@ -141,11 +153,39 @@ struct skep_expert_class {
      * @param grad_outputs  like outputs: the gradients that come from above.
      * @param grad_inputs   like inputs, zeroed: to be written.
      * @param grads         like params, zeroed: to be written, or added to. Skep takes the
-     *                      optimizer's step with them.
+     *                      optimizer's step with them. With owns_state the class takes the step
+     *                      before it returns SKEP_OK, which Skep counts as one update. If gradients
+     *                      are not finite it takes none and returns SKEP_INVALID_ARGUMENT, which
+     *                      Skep counts as a skipped step.
      */
     skep_status (*backward)(void *state, const float *const *params, const DLTensor *inputs,
                             const DLTensor *grad_outputs, DLTensor *grad_inputs,
                             float *const *grads, struct skep_error *err);
+
+    /** Whether the class owns parameters and optimizer. Then parameters() is NULL, and save() and
+     * load() are not. */
+    bool owns_state;
+
+    /** With owns_state: how many numbers backward() trains, for statistics. May be NULL: 0. */
+    uint64_t (*parameter_count)(const void *state);
+
+    /**
+     * With owns_state: lists all that load() needs to continue training: parameters under the names
+     * PyTorch gives them, and the optimizer's state under names that begin with "optimizer.".
+     * Never runs beside backward(), but may beside forward().
+     * @param tensors  array and data are the class's. They stay as they are until the next save()
+     *                 or destroy(), whatever backward() does meanwhile: a copy.
+     */
+    skep_status (*save)(void *state, const struct skep_named_tensor **tensors, size_t *count,
+                        struct skep_error *err);
+
+    /**
+     * With owns_state: takes over what save() listed. Called before the first pass.
+     * @param tensors  borrowed for the call. On failure (a tensor missing, too many, of another
+     *                 shape or type) the expert stays as it was.
+     */
+    skep_status (*load)(void *state, const struct skep_named_tensor *tensors, size_t count,
+                        struct skep_error *err);
 };
 
 #ifdef __cplusplus

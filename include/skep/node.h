@@ -154,15 +154,33 @@ SKEP_API SKEP_MUST_CHECK skep_status skep_node_new(const struct skep_node_option
                                                    struct skep_node **out, struct skep_error *err);
 
 /**
- * Adds an expert, to be made by skep_node_start() and served from then on.
+ * Adds an expert. Before the start: skep_node_start() makes it and serves it from then on. While
+ * the node runs: makes it now, with its checkpoint if checkpoint_dir has one, serves it when the
+ * call returns, and publishes it at once.
  * @param uid      `name.i.j...`; copied.
  * @param options  borrowed for the call. `seed` is used as it is.
  * @return SKEP_INVALID_ARGUMENT for a bad UID (quoted), one that was added already, or bad options;
- *         SKEP_RESOURCE_EXHAUSTED if it could never fit; SKEP_FAILED_PRECONDITION after start.
+ *         SKEP_RESOURCE_EXHAUSTED if it does not fit; SKEP_FAILED_PRECONDITION if the node starts,
+ *         stops or has stopped, or, while it runs, if checkpoint_dir cannot be used.
+ * Thread: any while the node runs, one at a time before.
  */
 SKEP_API SKEP_MUST_CHECK skep_status skep_node_add_expert(struct skep_node *node, const char *uid,
                                                           const struct skep_expert_options *options,
                                                           struct skep_error *err);
+
+/**
+ * Removes an expert while the node runs: refuses further calls of it (SKEP_NOT_FOUND), withdraws
+ * its record, waits for its calls under way, saves it to checkpoint_dir, frees it.
+ * @param timeout_ms  for the calls under way.
+ * @return SKEP_NOT_FOUND if the node does not serve it; SKEP_FAILED_PRECONDITION if the node does
+ *         not run; SKEP_DEADLINE_EXCEEDED if a call outlasted the timeout: the expert is removed,
+ *         but freed only when the node stops, and not saved; other errors if it could not be saved
+ *         (named in the log as well): it is removed then, too.
+ * Thread: any.
+ */
+SKEP_API SKEP_MUST_CHECK skep_status skep_node_remove_expert(struct skep_node *node,
+                                                             const char *uid, uint32_t timeout_ms,
+                                                             struct skep_error *err);
 
 /**
  * Adds `count` experts with random UIDs of a pattern such as `ffn.[0:32].[0:256]`: each different,

@@ -6,7 +6,8 @@
  * A class (struct skep_expert_class, of skep/expert.h, which this file includes) says what tensors
  * and parameters its experts have, and computes. The parameters themselves belong to Skep: it draws
  * their first values, hands them in, takes their gradients, runs the optimizer, saves and loads
- * them under the names the class gives. So a plugin needs the public headers only and links nothing
+ * them under the names the class gives. (A class with `owns_state` does all of that itself.) So a
+ * plugin needs the public headers only and links nothing
  * of Skep's; it reports errors by filling in `struct skep_error` (status and message) and returning
  * the same status.
  *
@@ -27,7 +28,7 @@ extern "C" {
 
 /** Version of all that passes between Skep and a plugin: this file, and what skep/expert.h says of
  * classes, schemas and options. Skep refuses plugins that were built with another. */
-#define SKEP_PLUGIN_ABI 1u
+#define SKEP_PLUGIN_ABI 2u
 
 /** What a plugin defines under the name `skep_plugin`; see SKEP_PLUGIN_DEFINE. */
 struct skep_plugin {
@@ -57,6 +58,16 @@ struct skep_plugin {
  * Thread: any.
  */
 SKEP_API SKEP_MUST_CHECK skep_status skep_plugin_load(const char *path, struct skep_error *err);
+
+/**
+ * The same for classes that the program itself defines.
+ * @param plugin  it, its classes and what they point to must stay until the process ends.
+ * @return SKEP_FAILED_PRECONDITION for another version, SKEP_INVALID_ARGUMENT as
+ *         skep_plugin_load(), SKEP_RESOURCE_EXHAUSTED.
+ * Thread: any.
+ */
+SKEP_API SKEP_MUST_CHECK skep_status skep_plugin_register(const struct skep_plugin *plugin,
+                                                          struct skep_error *err);
 
 #ifdef __cplusplus
 }

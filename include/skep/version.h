@@ -15,7 +15,7 @@ extern "C" {
  * The number of the binary interface: structures, functions and constants of these headers. A
  * program or a language binding made for one number must not use a library of another.
  */
-#define SKEP_ABI 1
+#define SKEP_ABI 2
 
 /** SKEP_ABI of the library that was loaded. Thread: any. */
 SKEP_API unsigned skep_abi(void);

@@ -15,7 +15,10 @@ _HOME = {
     "DHT": "dht", "get_experts": "dht", "declare_experts": "dht", "is_valid_uid": "dht",
     "is_valid_prefix": "dht",
     "MoEBeamSearcher": "beam",
-    "RemoteExpert": "expert",
+    "RemoteExpert": "expert", "Node": "node",
+    "BatchTensorDescriptor": "schema", "ModuleBackend": "backend",
+    "Server": "server", "background_server": "server", "PeerInfo": "server",
+    "register_expert_class": "server", "name_to_block": "server", "name_to_input": "server",
     "RemoteMixtureOfExperts": "moe", "RemoteSwitchMixtureOfExperts": "moe",
     "Error": "_status", "Cancelled": "_status", "InvalidArgument": "_status",
     "DeadlineExceeded": "_status", "NotFound": "_status", "PermissionDenied": "_status",
@@ -27,11 +30,6 @@ _HOME = {
 
 # hivemind's names that Skep does not have, and what to use instead.
 _ELSEWHERE = {
-    "Server": "host experts by `skep node --expert-uids ...`",
-    "ModuleBackend": "host experts by `skep node`; a class of your own as a plugin "
-                     "(skep/plugin.h)",
-    "background_server": "start `skep node` as a process",
-    "register_expert_class": "write a plugin (skep/plugin.h) for `skep node --plugin`",
     "Optimizer": "experts are trained at their nodes (`skep node --optimizer`); Skep averages no "
                  "parameters among peers",
     "DecentralizedAverager": "Skep averages no parameters among peers",
@@ -60,6 +58,7 @@ if TYPE_CHECKING:
     from ._status import Unavailable as Unavailable
     from ._status import Unimplemented as Unimplemented
     from ._tensors import Tensor as Tensor
+    from .backend import ModuleBackend as ModuleBackend
     from .beam import MoEBeamSearcher as MoEBeamSearcher
     from .client import Client as Client
     from .client import Expert as Expert
@@ -79,6 +78,14 @@ if TYPE_CHECKING:
     from .expert import RemoteExpert as RemoteExpert
     from .moe import RemoteMixtureOfExperts as RemoteMixtureOfExperts
     from .moe import RemoteSwitchMixtureOfExperts as RemoteSwitchMixtureOfExperts
+    from .node import Node as Node
+    from .schema import BatchTensorDescriptor as BatchTensorDescriptor
+    from .server import PeerInfo as PeerInfo
+    from .server import Server as Server
+    from .server import background_server as background_server
+    from .server import name_to_block as name_to_block
+    from .server import name_to_input as name_to_input
+    from .server import register_expert_class as register_expert_class
 
 
 def __getattr__(name: str) -> Any:

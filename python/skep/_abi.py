@@ -28,6 +28,10 @@ class skep_error(Structure):
     pass
 
 
+class skep_named_tensor(Structure):
+    pass
+
+
 class skep_tensor_spec(Structure):
     pass
 
@@ -132,10 +136,6 @@ class skep_plugin(Structure):
     pass
 
 
-class skep_named_tensor(Structure):
-    pass
-
-
 class skep_peer(Structure):
     pass
 
@@ -174,6 +174,11 @@ skep_error._fields_ = [
     ('message', c_char * 512),
 ]
 
+skep_named_tensor._fields_ = [
+    ('name', c_char_p),
+    ('tensor', POINTER(DLTensor)),
+]
+
 skep_tensor_spec._fields_ = [
     ('name', c_char * 32),
     ('dtype', DLDataType),
@@ -210,6 +215,7 @@ skep_expert_options._fields_ = [
     ('float_mask', c_bool),
     ('evaluation', c_bool),
     ('precision', c_char_p),
+    ('argument', c_char_p),
 ]
 
 skep_parameter_spec._fields_ = [
@@ -229,6 +235,10 @@ skep_expert_class._fields_ = [
     ('parameters', CFUNCTYPE(c_int, c_void_p, POINTER(skep_parameter_spec), POINTER(c_size_t), POINTER(skep_error))),
     ('forward', CFUNCTYPE(c_int, c_void_p, POINTER(POINTER(c_float)), POINTER(DLTensor), POINTER(DLTensor), POINTER(skep_error))),
     ('backward', CFUNCTYPE(c_int, c_void_p, POINTER(POINTER(c_float)), POINTER(DLTensor), POINTER(DLTensor), POINTER(DLTensor), POINTER(POINTER(c_float)), POINTER(skep_error))),
+    ('owns_state', c_bool),
+    ('parameter_count', CFUNCTYPE(c_uint64, c_void_p)),
+    ('save', CFUNCTYPE(c_int, c_void_p, POINTER(POINTER(skep_named_tensor)), POINTER(c_size_t), POINTER(skep_error))),
+    ('load', CFUNCTYPE(c_int, c_void_p, POINTER(skep_named_tensor), c_size_t, POINTER(skep_error))),
 ]
 
 skep_client_options._fields_ = [
@@ -550,11 +560,6 @@ skep_plugin._fields_ = [
     ('classes', POINTER(skep_expert_class)),
 ]
 
-skep_named_tensor._fields_ = [
-    ('name', c_char_p),
-    ('tensor', POINTER(DLTensor)),
-]
-
 skep_peer._fields_ = [
     ('peer_id', c_char * 65),
     ('endpoint', c_char * 266),
@@ -573,6 +578,7 @@ skep_peer._fields_ = [
 ]
 
 
+SKEP_ABI = 2
 SKEP_CANCELLED = 1
 SKEP_COMPRESSION_BFLOAT16 = 3
 SKEP_COMPRESSION_BLOCKWISE8 = 7
@@ -584,7 +590,15 @@ SKEP_COMPRESSION_QUANTILE8 = 6
 SKEP_COMPRESSION_UNIFORM8 = 5
 SKEP_DATA_LOSS = 15
 SKEP_DEADLINE_EXCEEDED = 4
+SKEP_DL_BOOL = 6
+SKEP_ENDPOINT_TEXT_BYTES = 266
+SKEP_ERROR_MESSAGE_BYTES = 512
+SKEP_EXPERT_ARGUMENT_BYTES = 1024
+SKEP_EXPERT_MAX_PARAMETERS = 64
+SKEP_EXPERT_MAX_TENSORS = 8
+SKEP_EXPERT_NAME_BYTES = 32
 SKEP_FAILED_PRECONDITION = 9
+SKEP_GRID_MAX_DIMS = 8
 SKEP_INIT_ONES = 1
 SKEP_INIT_UNIFORM = 2
 SKEP_INIT_ZEROS = 0
@@ -596,7 +610,11 @@ SKEP_LOG_INFO = 2
 SKEP_LOG_WARNING = 1
 SKEP_NOT_FOUND = 5
 SKEP_OK = 0
+SKEP_PARAMETER_MAX_DIMS = 4
+SKEP_PARAMETER_NAME_BYTES = 64
+SKEP_PEER_ID_TEXT_BYTES = 65
 SKEP_PERMISSION_DENIED = 7
+SKEP_PLUGIN_ABI = 2
 SKEP_REACHABILITY_BYTES = 1024
 SKEP_REACH_REACHABLE = 1
 SKEP_REACH_TCP_BLOCKED = 3
@@ -604,7 +622,11 @@ SKEP_REACH_UDP_BLOCKED = 4
 SKEP_REACH_UNCHECKED = 2
 SKEP_REACH_UNKNOWN = 0
 SKEP_REACH_WRONG_ADDRESS = 5
+SKEP_REQUEST_ID_BYTES = 16
 SKEP_RESOURCE_EXHAUSTED = 8
+SKEP_TENSOR_MAX_DIMS = 8
+SKEP_TRACKER_WAIT_BUCKETS = 14
+SKEP_UID_BYTES = 256
 SKEP_UNAUTHENTICATED = 16
 SKEP_UNAVAILABLE = 14
 SKEP_UNIMPLEMENTED = 12
@@ -702,6 +724,7 @@ FUNCTIONS: Dict[str, Any] = {
     'skep_node_peer_id': (c_char_p, [c_void_p]),
     'skep_node_port': (c_uint16, [c_void_p]),
     'skep_node_reachability': (c_int, [c_void_p, POINTER(c_char)]),
+    'skep_node_remove_expert': (c_int, [c_void_p, c_char_p, c_uint32, POINTER(skep_error)]),
     'skep_node_request_stop': (None, [c_void_p]),
     'skep_node_run': (c_int, [c_void_p, POINTER(skep_error)]),
     'skep_node_start': (c_int, [c_void_p, POINTER(skep_error)]),
@@ -717,6 +740,7 @@ FUNCTIONS: Dict[str, Any] = {
     'skep_npy_save': (c_int, [c_char_p, POINTER(DLTensor), POINTER(skep_error)]),
     'skep_peers_free': (None, [POINTER(skep_peer)]),
     'skep_plugin_load': (c_int, [c_char_p, POINTER(skep_error)]),
+    'skep_plugin_register': (c_int, [POINTER(skep_plugin), POINTER(skep_error)]),
     'skep_reachability_name': (c_char_p, [c_int]),
     'skep_remote_expert_backward': (c_int, [c_void_p, POINTER(POINTER(DLTensor)), c_size_t, POINTER(POINTER(DLTensor)), c_size_t, POINTER(skep_call_options), POINTER(POINTER(DLManagedTensor)), c_size_t, POINTER(c_size_t), POINTER(skep_error)]),
     'skep_remote_expert_backward_start': (c_int, [c_void_p, POINTER(POINTER(DLTensor)), c_size_t, POINTER(POINTER(DLTensor)), c_size_t, POINTER(skep_call_options), CFUNCTYPE(None, c_void_p, c_void_p), c_void_p, POINTER(c_void_p), POINTER(skep_error)]),

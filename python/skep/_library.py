@@ -8,7 +8,7 @@ from typing import Any, Callable, List, Optional
 from . import _abi
 from ._status import BY_NUMBER, Error, FailedPrecondition
 
-ABI = 1
+ABI = _abi.SKEP_ABI
 NAME = "libskep.so.0"
 SLICE_MS = 50  # how long the main thread waits at once, so that Ctrl-C gets through
 

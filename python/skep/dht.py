@@ -1,14 +1,13 @@
 """Membership in a swarm, and lookups of experts, by hivemind's names."""
 
 import concurrent.futures
-import ctypes
 import re
-from typing import Any, Iterable, List, Optional, Sequence, Union
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Union
 
-from . import _abi
-from ._library import check, check_process, is_forked, library, run, text_or_none
+from ._library import check_process, is_forked
 from ._status import FailedPrecondition
 from .client import Client
+from .node import Node, default_listen
 
 _executor: Optional[concurrent.futures.ThreadPoolExecutor] = None
 
@@ -65,37 +64,20 @@ class DHT:
             raise
 
     def _start_node(self) -> Any:
-        lib = library()
-        options = _abi.skep_node_options()
-        lib.skep_node_options_init(ctypes.byref(options))
-        peers = (ctypes.c_char_p * max(1, len(self.initial_peers)))(
-            *[p.encode() for p in self.initial_peers])
-        options.initial_peers = peers
-        options.initial_peer_count = len(self.initial_peers)
-        local = all(_is_loopback(p) for p in self.initial_peers) and self.initial_peers
-        listen = self._listen or ("127.0.0.1:*" if local else "0.0.0.0:*")
-        options.listen = listen.encode()
-        options.dht_listen = self._dht_listen.encode() if self._dht_listen else None
-        options.swarm = self._settings["swarm"].encode()
-        options.swarm_key = text_or_none(self._settings["swarm_key"])
-        options.identity = text_or_none(self._identity)
-        options.peers_file = text_or_none(self._peers_file)
-        options.update_period_s = max(1, int(self._update_period))
-        options.no_tracker = True
-        node = ctypes.c_void_p()
+        node = Node(self.initial_peers,
+                    listen=self._listen or default_listen(self.initial_peers),
+                    dht_listen=self._dht_listen, update_period_s=max(1, int(self._update_period)),
+                    **self.node_options(), identity=self._identity, peers_file=self._peers_file)
+        try:
+            node.start()
+        except BaseException:
+            node.shutdown()
+            raise
+        return node
 
-        def start() -> Any:
-            error = _abi.skep_error()
-            status = lib.skep_node_new(ctypes.byref(options), ctypes.byref(node),
-                                       ctypes.byref(error))
-            check(status, error)
-            status = lib.skep_node_start(node, ctypes.byref(error))
-            if status != 0:
-                lib.skep_node_free(node)
-                check(status, error)
-            return node
-
-        return run(start, lib.skep_node_free)
+    def node_options(self) -> Dict[str, Any]:
+        """What a further node of this process needs to be of the same swarm."""
+        return dict(self._settings)
 
     @property
     def client(self) -> Client:
@@ -110,16 +92,16 @@ class DHT:
         """Its peer id, 64 hex digits."""
         if self._node is None:
             return self.client.peer_id
-        text: bytes = library().skep_node_peer_id(self._node)
-        return text.decode()
+        peer_id: str = self._node.peer_id
+        return peer_id
 
     def get_visible_maddrs(self, latest: bool = False) -> List[str]:
         """The strings by which others join through this peer: ``initial_peers`` for them. Skep's
         addresses are ``host:port``, not multiaddrs."""
         if self._node is None:
             return []
-        text: bytes = library().skep_node_initial_peer(self._node)
-        return [text.decode()]
+        peer = self._node.initial_peer
+        return [peer] if peer else []
 
     def is_alive(self) -> bool:
         """Whether it runs."""
@@ -131,8 +113,8 @@ class DHT:
         node, self._node = self._node, None
         if client is not None:
             client.close()
-        if node is not None and not is_forked():
-            library().skep_node_free(node)
+        if node is not None:
+            node.shutdown()
 
     def __enter__(self) -> "DHT":
         self.start()
@@ -151,11 +133,6 @@ class DHT:
             "Client.find_prefix() and Client.peers() to read them")
 
     get = store = run_coroutine = add_validators = _no_values
-
-
-def _is_loopback(peer: str) -> bool:
-    host = peer.rsplit("://", 1)[-1].rsplit(":", 1)[0].strip("[]")
-    return host == "localhost" or host == "::1" or re.fullmatch(r"127(\.\d+){3}", host) is not None
 
 
 def client_of(dht: Union[DHT, Client]) -> Client:
@@ -221,5 +198,5 @@ def get_experts(dht: Union[DHT, Client], uids: Sequence[str], expiration_time: A
 
 def declare_experts(*_: Any, **__: Any) -> Any:
     """Not here: a node publishes the experts that it hosts."""
-    raise NotImplementedError("a node publishes its experts itself: host them by "
+    raise NotImplementedError("a node publishes its experts itself: host them by skep.Server or "
                               "`skep node --expert-uids ...`")

@@ -43,17 +43,43 @@ static const char *state_name(const struct expert *expert, size_t array, const c
 
 /* --- saving -------------------------------------------------------------------------------- */
 
-/* The tensors of a file: many, so not on a stack. */
+/* The tensors of a file, in the order of the class. The digest sorts a copy of it. */
 struct listing {
     size_t count;
-    struct skep_named_tensor named[MAX_TENSORS];
-    struct skep_named_tensor sorted[MAX_TENSORS];
+    struct skep_named_tensor *named;  /* owned */
+    struct skep_named_tensor *sorted; /* owned */
+    /* For what the expert owns. */
     DLTensor tensors[MAX_TENSORS];
     char names[MAX_TENSORS][NAME_BYTES];
 };
 
-static void list_state(struct listing *list, struct expert *expert, float *copy,
-                       const struct expert_counters *counters)
+static void listing_free(struct listing *list)
+{
+    if (list == NULL)
+        return;
+    mem_free(list->named);
+    mem_free(list->sorted);
+    mem_free(list);
+}
+
+static struct listing *listing_new(const struct expert *expert)
+{
+    const struct skep_named_tensor *saved;
+    size_t room = expert_owns_state(expert) ? expert_saved_state(expert, &saved) : MAX_TENSORS;
+    struct listing *list = mem_calloc(1, sizeof(*list));
+
+    if (list == NULL)
+        return NULL;
+    list->named = mem_calloc(room + 1, sizeof(*list->named));
+    list->sorted = mem_calloc(room + 1, sizeof(*list->sorted));
+    if (list->named != NULL && list->sorted != NULL)
+        return list;
+    listing_free(list);
+    return NULL;
+}
+
+static void list_arrays(struct listing *list, struct expert *expert, float *copy,
+                        const struct expert_counters *counters)
 {
     const char *parameters[EXPERT_MAX_PARAMETERS];
     size_t parameter_count = expert_parameters(expert, parameters, NULL, EXPERT_MAX_PARAMETERS);
@@ -71,7 +97,22 @@ static void list_state(struct listing *list, struct expert *expert, float *copy,
             };
         }
     }
-    memcpy(list->sorted, list->named, list->count * sizeof(list->named[0]));
+}
+
+static void list_state(struct listing *list, struct expert *expert, float *copy,
+                       const struct expert_counters *counters)
+{
+    const struct skep_named_tensor *saved;
+
+    if (expert_owns_state(expert)) {
+        list->count = expert_saved_state(expert, &saved);
+        for (size_t i = 0; i < list->count; i++)
+            list->named[i] = saved[i];
+    } else {
+        list_arrays(list, expert, copy, counters);
+    }
+    for (size_t i = 0; i < list->count; i++)
+        list->sorted[i] = list->named[i];
 }
 
 skep_status checkpoint_save(const char *path, const struct checkpoint_header *header,
@@ -81,7 +122,7 @@ skep_status checkpoint_save(const char *path, const struct checkpoint_header *he
     uint8_t digest[DIGEST_BYTES];
     char checksum[2 * DIGEST_BYTES + 1];
     const char *metadata[2 * HEADER_MAX_FIELDS + 5] = {"format", "pt", checksum_key, checksum};
-    struct listing *list = mem_calloc(1, sizeof(*list));
+    struct listing *list = listing_new(expert);
     skep_status rc;
 
     if (list == NULL)
@@ -101,35 +142,50 @@ skep_status checkpoint_save(const char *path, const struct checkpoint_header *he
     rc = skep_safetensors_save(path, list->named, list->count, metadata, err);
 
 out:
-    mem_free(list);
+    listing_free(list);
     return rc;
 }
 
 /* --- opening ------------------------------------------------------------------------------- */
 
+/* @param named  owned by the caller; NULL on failure. */
+static skep_status list_file(const struct skep_safetensors *file, struct skep_named_tensor **named,
+                             size_t *count, struct skep_error *err)
+{
+    *named = NULL;
+    *count = skep_safetensors_count(file);
+    if (*count > EXPERT_MAX_STATE_TENSORS)
+        return error_set(err, SKEP_DATA_LOSS, "checkpoint: %zu tensors, expected at most %d",
+                         *count, EXPERT_MAX_STATE_TENSORS);
+    *named = mem_calloc(*count + 1, sizeof(**named));
+    if (*named == NULL)
+        return error_no_memory(err, "checkpoint", *count * sizeof(**named));
+    for (size_t i = 0; i < *count; i++)
+        (*named)[i] = (struct skep_named_tensor){
+            .name = skep_safetensors_name(file, i),
+            .tensor = skep_safetensors_tensor(file, i),
+        };
+    return SKEP_OK;
+}
+
 static skep_status check_digest(const struct skep_safetensors *file,
                                 const struct header_texts *texts, struct skep_error *err)
 {
     const char *text = skep_safetensors_metadata(file, checksum_key);
-    size_t count = skep_safetensors_count(file);
+    struct skep_named_tensor *named;
+    size_t count;
     uint8_t expected[DIGEST_BYTES];
     uint8_t digest[DIGEST_BYTES];
-    struct skep_named_tensor named[MAX_TENSORS];
 
     if (text == NULL || !hex_decode(expected, sizeof(expected), text))
         return error_set(err, SKEP_DATA_LOSS, "checkpoint: its metadata has no %s of %d hex digits",
                          checksum_key, 2 * DIGEST_BYTES);
-    if (count > MAX_TENSORS)
-        return error_set(err, SKEP_DATA_LOSS, "checkpoint: %zu tensors, expected at most %d", count,
-                         MAX_TENSORS);
-    for (size_t i = 0; i < count; i++)
-        named[i] = (struct skep_named_tensor){
-            .name = skep_safetensors_name(file, i),
-            .tensor = skep_safetensors_tensor(file, i),
-        };
     if (sodium_init() < 0)
         return error_set(err, SKEP_INTERNAL, "libsodium does not start");
-    skep_status rc = digest_make(texts->pairs, named, count, true, digest, err);
+    skep_status rc = list_file(file, &named, &count, err);
+    if (rc == SKEP_OK)
+        rc = digest_make(texts->pairs, named, count, true, digest, err);
+    mem_free(named);
     if (rc == SKEP_OK && memcmp(digest, expected, sizeof(digest)) != 0)
         rc = error_set(err, SKEP_DATA_LOSS,
                        "checkpoint: its contents do not match its checksum: it is damaged");
@@ -355,9 +411,31 @@ static void warn_anew(const struct checkpoint *c, const char *name, const char *
                  name, optimizer);
 }
 
+/* The class checks it and takes it over. */
+static skep_status apply_owned(const struct checkpoint *c, struct expert *expert,
+                               struct skep_error *err)
+{
+    struct skep_named_tensor *named = NULL;
+    size_t count;
+    skep_status rc = check_class(c, expert, err);
+
+    if (rc == SKEP_OK)
+        rc = list_file(c->file, &named, &count, err);
+    if (rc == SKEP_OK)
+        rc = expert_load_state(expert, named, count, err);
+    if (rc == SKEP_OK)
+        expert_set_counters(expert, &c->header.counters);
+    else
+        error_prefix(err, "checkpoint");
+    mem_free(named);
+    return rc;
+}
+
 skep_status checkpoint_apply(const struct checkpoint *c, const char *name, struct expert *expert,
                              struct skep_error *err)
 {
+    if (expert_owns_state(expert))
+        return apply_owned(c, expert, err);
     struct expert_counters counters = c->header.counters;
     bool continues = counters.steps > 0 && has_all_arrays(c, expert);
     skep_status rc = check_class(c, expert, err);

@@ -46,6 +46,7 @@ static const struct field fields[] = {
     OPTION(float_mask, FIELD_FLAG, OPTIONAL),
     OPTION(evaluation, FIELD_FLAG, OPTIONAL),
     OPTION(precision, FIELD_TEXT, OPTIONAL),
+    OPTION(argument, FIELD_TEXT, OPTIONAL),
     COUNTER(updates),
     COUNTER(skipped),
     COUNTER(steps),
@@ -91,6 +92,9 @@ void header_write(const struct checkpoint_header *header, struct header_texts *o
     out->pairs[n++] = out->numbers[FIELD_TOTAL];
     for (size_t i = 0; i < FIELD_TOTAL; i++) {
         if (fields[i].need == TRAINING && !header->has_training)
+            continue;
+        if (fields[i].need == OPTIONAL && fields[i].kind == FIELD_TEXT &&
+            *(const char *const *)((const char *)header + fields[i].offset) == NULL)
             continue;
         out->pairs[n++] = fields[i].key;
         out->pairs[n++] =

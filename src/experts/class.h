@@ -20,6 +20,7 @@ enum {
     EXPERT_PARAMETER_NAME_BYTES = 64,
     EXPERT_PARAMETER_MAX_DIMS = 4,
     EXPERT_PLAN_DIMS = 8,
+    EXPERT_MAX_STATE_TENSORS = 1 << 16, /* of a class that owns its state */
 };
 
 enum expert_init { EXPERT_INIT_ZEROS, EXPERT_INIT_ONES, EXPERT_INIT_UNIFORM };
@@ -36,6 +37,7 @@ struct expert_parameter {
 struct expert_plan {
     const struct expert_class *cls; /* set before describe() */
     void *state;                    /* a plugin's; release() frees it */
+    uint64_t owned_parameters;      /* numbers that the class itself trains; see skep/expert.h */
     struct skep_expert_schema schema;
     size_t parameter_count;
     struct expert_parameter parameters[EXPERT_MAX_PARAMETERS]; /* in PyTorch's order */
@@ -72,6 +74,13 @@ struct expert_class {
     void (*measure)(const struct expert_call *call, bool backward);
     skep_status (*forward)(const struct expert_call *call, struct skep_error *err);
     skep_status (*backward)(const struct expert_call *call, struct skep_error *err);
+    /* Both set: the class owns its parameters and takes the step in backward(); as in
+     * skep/expert.h. NULL: the expert does. */
+    skep_status (*save)(const struct expert_plan *plan, const struct skep_named_tensor **tensors,
+                        size_t *count, struct skep_error *err);
+    skep_status (*load)(const struct expert_plan *plan, const struct skep_named_tensor *tensors,
+                        size_t count, struct skep_error *err);
+    bool takes_argument;  /* else one in the options is refused */
     bool is_bounded;      /* see expert_is_bounded() */
     bool is_float32_only; /* other precisions are refused */
 };

@@ -42,6 +42,9 @@ struct expert {
     bool is_half;
     struct optimizer optimizer;
     struct snapshot_gate gate; /* guards values and the optimizer's arrays against copies */
+    /* What its class has listed last, if it owns the state. */
+    const struct skep_named_tensor *saved;
+    size_t saved_count;
     /* Read by any thread. */
     _Atomic uint64_t updates;
     _Atomic uint64_t skipped;
@@ -106,7 +109,7 @@ static skep_status lay_out(struct expert *e, struct skep_error *err)
         total = padded / PARAMETER_ALIGN * PARAMETER_ALIGN;
     }
     e->total = total;
-    e->parameter_count = parameters;
+    e->parameter_count = parameters + e->plan.owned_parameters;
     return SKEP_OK;
 }
 
@@ -137,6 +140,9 @@ static skep_status plan_expert(const struct skep_expert_options *o, struct exper
     if (rc == SKEP_OK && e->is_half && e->cls->is_float32_only)
         rc = error_set(err, SKEP_INVALID_ARGUMENT, "precision: %s, expected float32 for class %s",
                        o->precision, e->cls->name);
+    if (rc == SKEP_OK && o->argument != NULL && !e->cls->takes_argument)
+        rc = error_set(err, SKEP_INVALID_ARGUMENT, "expert class %s: takes no argument, got \"%s\"",
+                       e->cls->name, o->argument);
     e->plan.cls = e->cls;
     if (rc == SKEP_OK)
         rc = e->cls->describe(o, &e->plan, err);
@@ -210,8 +216,44 @@ static skep_status keep_name(const char **option, const char *what,
     if (strlen(name) >= SKEP_EXPERT_NAME_BYTES)
         return error_set(err, SKEP_INVALID_ARGUMENT, "%s: a name of %zu bytes, expected at most %d",
                          what, strlen(name), SKEP_EXPERT_NAME_BYTES - 1);
-    memcpy(out, name, strlen(name) + 1);
+    if (name != out)
+        memcpy(out, name, strlen(name) + 1);
     *option = out;
+    return SKEP_OK;
+}
+
+static skep_status keep_argument(struct expert_settings *s, struct skep_error *err)
+{
+    const char *text = s->options.argument;
+
+    if (text == NULL)
+        return SKEP_OK;
+    if (strlen(text) >= sizeof(s->argument))
+        return error_set(err, SKEP_INVALID_ARGUMENT,
+                         "expert class: an argument of %zu bytes, expected at most %zu",
+                         strlen(text), sizeof(s->argument) - 1);
+    memcpy(s->argument, text, strlen(text) + 1);
+    s->options.argument = s->argument;
+    return SKEP_OK;
+}
+
+/* "class:argument", as people write it in one text. */
+static skep_status split_class(struct expert_settings *s, struct skep_error *err)
+{
+    const char *cls = s->options.cls;
+    const char *colon = cls != NULL && s->options.argument == NULL ? strchr(cls, ':') : NULL;
+
+    if (colon == NULL)
+        return SKEP_OK;
+    size_t len = (size_t)(colon - cls);
+    if (len >= sizeof(s->cls))
+        return error_set(err, SKEP_INVALID_ARGUMENT,
+                         "expert class: a name of %zu bytes, expected at most %d", len,
+                         SKEP_EXPERT_NAME_BYTES - 1);
+    s->options.argument = colon + 1;
+    memcpy(s->cls, cls, len);
+    s->cls[len] = '\0';
+    s->options.cls = s->cls;
     return SKEP_OK;
 }
 
@@ -221,6 +263,8 @@ skep_status expert_settings_init(struct expert_settings *out,
     skep_status rc = read_options(options, &out->options, err);
 
     if (rc == SKEP_OK)
+        rc = split_class(out, err);
+    if (rc == SKEP_OK)
         rc = keep_name(&out->options.cls, "expert class", out->cls, err);
     if (rc == SKEP_OK)
         rc = keep_name(&out->options.optimizer, "optimizer", out->optimizer, err);
@@ -228,22 +272,22 @@ skep_status expert_settings_init(struct expert_settings *out,
         rc = keep_name(&out->options.schedule, "schedule", out->schedule, err);
     if (rc == SKEP_OK)
         rc = keep_name(&out->options.precision, "precision", out->precision, err);
+    if (rc == SKEP_OK)
+        rc = keep_argument(out, err);
     return rc;
 }
 
 skep_status expert_describe(const struct skep_expert_options *options,
                             struct expert_description *out, struct skep_error *err)
 {
-    struct skep_expert_options o;
-    skep_status rc = read_options(options, &o, err);
+    struct expert *e = mem_calloc(1, sizeof(*e));
 
     *out = (struct expert_description){0};
-    if (rc != SKEP_OK)
-        return rc;
-    struct expert *e = mem_calloc(1, sizeof(*e));
     if (e == NULL)
         return error_no_memory(err, "expert", sizeof(*e));
-    rc = plan_expert(&o, e, &out->bytes, err);
+    skep_status rc = expert_settings_init(&e->settings, options, err);
+    if (rc == SKEP_OK)
+        rc = plan_expert(&e->settings.options, e, &out->bytes, err);
     out->schema = e->plan.schema;
     out->parameters = e->parameter_count;
     out->gradient_bytes = (uint64_t)e->total * sizeof(float);
@@ -455,19 +499,42 @@ static skep_status run_backward(struct expert *e, const DLTensor *inputs,
     return e->cls->backward(&call, err);
 }
 
+static void count_step(struct expert *e, bool was_taken)
+{
+    atomic_fetch_add_explicit(was_taken ? &e->updates : &e->skipped, 1, memory_order_relaxed);
+}
+
+/* The class takes the step in its backward pass, so no copy may begin meanwhile. */
+static skep_status backward_with_step(struct expert *e, const DLTensor *inputs,
+                                      const DLTensor *grad_outputs, DLTensor *grad_inputs,
+                                      struct skep_error *err)
+{
+    struct workspace ws = {0};
+    float *flat = NULL;
+
+    snapshot_write_begin(&e->gate);
+    skep_status rc = run_backward(e, inputs, grad_outputs, grad_inputs, &ws, &flat, err);
+    if (rc == SKEP_OK || rc == SKEP_INVALID_ARGUMENT)
+        count_step(e, rc == SKEP_OK);
+    snapshot_write_end(&e->gate);
+    workspace_give(&ws);
+    return rc;
+}
+
 skep_status expert_backward(struct expert *expert, const DLTensor *inputs,
                             const DLTensor *grad_outputs, DLTensor *grad_inputs,
                             struct skep_error *err)
 {
     struct workspace ws = {0};
     float *flat = NULL;
-    skep_status rc = run_backward(expert, inputs, grad_outputs, grad_inputs, &ws, &flat, err);
 
+    if (expert_owns_state(expert))
+        return backward_with_step(expert, inputs, grad_outputs, grad_inputs, err);
+    skep_status rc = run_backward(expert, inputs, grad_outputs, grad_inputs, &ws, &flat, err);
     if (rc == SKEP_OK) {
         snapshot_write_begin(&expert->gate);
         rc = optimizer_step(&expert->optimizer, expert->values, flat, err);
-        atomic_fetch_add_explicit(rc == SKEP_OK ? &expert->updates : &expert->skipped, 1,
-                                  memory_order_relaxed);
+        count_step(expert, rc == SKEP_OK);
         snapshot_write_end(&expert->gate);
     }
     workspace_give(&ws);
@@ -573,6 +640,23 @@ const char *expert_state_array(const struct expert *expert, size_t array)
     return array == 2 && opt->v != NULL ? "exp_avg_sq" : NULL;
 }
 
+bool expert_owns_state(const struct expert *expert)
+{
+    return expert->cls->save != NULL;
+}
+
+size_t expert_saved_state(const struct expert *expert, const struct skep_named_tensor **tensors)
+{
+    *tensors = expert->saved;
+    return expert->saved_count;
+}
+
+skep_status expert_load_state(struct expert *expert, const struct skep_named_tensor *tensors,
+                              size_t count, struct skep_error *err)
+{
+    return expert->cls->load(&expert->plan, tensors, count, err);
+}
+
 size_t expert_state_bytes(const struct expert *expert)
 {
     size_t arrays = 1;
@@ -583,13 +667,21 @@ size_t expert_state_bytes(const struct expert *expert)
 }
 
 struct copying {
-    const struct expert *expert;
+    struct expert *expert;
     struct expert_counters *counters;
+    /* Of the class, if it owns the state. */
+    skep_status rc;
+    struct skep_error err;
 };
 
-static void copy_counters(void *arg)
+/* At the moment of the snapshot, when no step is under way. */
+static void begin_copy(void *arg)
 {
-    const struct copying *c = arg;
+    struct copying *c = arg;
+    struct expert *e = c->expert;
+
+    if (expert_owns_state(e))
+        c->rc = e->cls->save(&e->plan, &e->saved, &e->saved_count, &c->err);
 
     *c->counters = (struct expert_counters){
         .updates = expert_update_count(c->expert),
@@ -611,7 +703,11 @@ skep_status expert_snapshot(struct expert *expert, float *copy, struct expert_co
             .to = (uint8_t *)(copy + count * expert->total),
             .bytes = expert->total * sizeof(float),
         };
-    return snapshot_take(&expert->gate, parts, count, copy_counters, &copying, deadline_us, err);
+    skep_status rc =
+        snapshot_take(&expert->gate, parts, count, begin_copy, &copying, deadline_us, err);
+    return rc == SKEP_OK && copying.rc != SKEP_OK
+               ? error_set(err, copying.rc, "%s", copying.err.message)
+               : rc;
 }
 
 DLTensor expert_state_view(struct expert *expert, float *copy, size_t array, size_t parameter)

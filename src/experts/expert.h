@@ -49,6 +49,7 @@ struct expert_settings {
     char optimizer[SKEP_EXPERT_NAME_BYTES];
     char schedule[SKEP_EXPERT_NAME_BYTES];
     char precision[SKEP_EXPERT_NAME_BYTES];
+    char argument[SKEP_EXPERT_ARGUMENT_BYTES];
 };
 /* @return SKEP_INVALID_ARGUMENT for a text that is too long for any name. */
 SKEP_MUST_CHECK skep_status expert_settings_init(struct expert_settings *out,
@@ -134,6 +135,17 @@ const struct skep_expert_options *expert_settings(const struct expert *expert);
  * is none of that number.
  */
 const char *expert_state_array(const struct expert *expert, size_t array);
+
+/*
+ * Whether the class owns the state (skep/expert.h). Then there are no arrays, and the state that
+ * expert_snapshot() took is what expert_saved_state() lists, until the next snapshot.
+ */
+bool expert_owns_state(const struct expert *expert);
+size_t expert_saved_state(const struct expert *expert, const struct skep_named_tensor **tensors);
+/* Only of those: takes it over, while nothing else uses the expert. @return what load() says. */
+SKEP_MUST_CHECK skep_status expert_load_state(struct expert *expert,
+                                              const struct skep_named_tensor *tensors, size_t count,
+                                              struct skep_error *err);
 
 /* Room that expert_snapshot() needs. */
 size_t expert_state_bytes(const struct expert *expert);

@@ -200,6 +200,8 @@ static skep_status describe(const struct skep_expert_options *options, struct ex
         return error_no_memory(err, "parameters of a plugin class", sizeof(*specs));
     rc = list_parameters(pc, plan, specs, err);
     mem_free(specs);
+    if (pc->own->owns_state && pc->own->parameter_count != NULL)
+        plan->owned_parameters = pc->own->parameter_count(plan->state);
     return rc;
 }
 
@@ -265,7 +267,8 @@ static skep_status forward(const struct expert_call *call, struct skep_error *er
 
     make_views(&in, call->inputs, schema->input_count);
     make_views(&out, call->outputs, schema->output_count);
-    CALL(pc, forward, err, call->plan->state, call->params, in.tensors, out.tensors);
+    CALL(pc, forward, err, call->plan->state, pc->own->owns_state ? NULL : call->params, in.tensors,
+         out.tensors);
     return check_results(pc, &out, call->outputs, schema->output_count, "forward", err);
 }
 
@@ -296,9 +299,59 @@ static skep_status backward(const struct expert_call *call, struct skep_error *e
         if (shape_count(p->ndim, p->shape, &n) && n > 0)
             memset(call->grads[i], 0, n * sizeof(float));
     }
-    CALL(pc, backward, err, call->plan->state, call->params, in.tensors, grad_out.tensors,
-         grad_in.tensors, call->grads);
+    bool owns = pc->own->owns_state;
+    CALL(pc, backward, err, call->plan->state, owns ? NULL : call->params, in.tensors,
+         grad_out.tensors, grad_in.tensors, owns ? NULL : call->grads);
     return check_results(pc, &grad_in, call->grad_inputs, schema->input_count, "backward", err);
+}
+
+/* --- the state of those that own it -------------------------------------------------------- */
+
+static skep_status check_saved(const struct plugin_class *pc,
+                               const struct skep_named_tensor *tensors, size_t count,
+                               struct skep_error *err)
+{
+    if (count > 0 && tensors == NULL)
+        return error_set(err, SKEP_INTERNAL, "plugin class %s: save: %zu tensors, but no list",
+                         pc->own->name, count);
+    if (count > EXPERT_MAX_STATE_TENSORS)
+        return error_set(err, SKEP_INTERNAL,
+                         "plugin class %s: save: %zu tensors, expected at most %d", pc->own->name,
+                         count, EXPERT_MAX_STATE_TENSORS);
+    for (size_t i = 0; i < count; i++) {
+        size_t bytes;
+
+        if (tensors[i].name == NULL || tensors[i].tensor == NULL)
+            return error_set(err, SKEP_INTERNAL,
+                             "plugin class %s: save: tensor %zu has no name or no data",
+                             pc->own->name, i);
+        skep_status rc = skep_tensor_bytes(tensors[i].tensor, &bytes, err);
+        if (rc != SKEP_OK) {
+            error_prefix(err, "plugin class %s: save: %s", pc->own->name, tensors[i].name);
+            return rc;
+        }
+    }
+    return SKEP_OK;
+}
+
+static skep_status save(const struct expert_plan *plan, const struct skep_named_tensor **tensors,
+                        size_t *count, struct skep_error *err)
+{
+    const struct plugin_class *pc = class_of(plan);
+
+    *tensors = NULL;
+    *count = 0;
+    CALL(pc, save, err, plan->state, tensors, count);
+    return check_saved(pc, *tensors, *count, err);
+}
+
+static skep_status load(const struct expert_plan *plan, const struct skep_named_tensor *tensors,
+                        size_t count, struct skep_error *err)
+{
+    const struct plugin_class *pc = class_of(plan);
+
+    CALL(pc, load, err, plan->state, tensors, count);
+    return SKEP_OK;
 }
 
 /* --- taking in ----------------------------------------------------------------------------- */
@@ -348,6 +401,11 @@ static skep_status check_class(const char *path, const struct skep_expert_class 
                          "plugin %s: class %s lacks a function, expected create, describe, forward "
                          "and backward",
                          path, c->name);
+    if (c->owns_state && (c->parameters != NULL || c->save == NULL || c->load == NULL))
+        return error_set(err, SKEP_INVALID_ARGUMENT,
+                         "plugin %s: class %s owns its state: expected save and load, and no "
+                         "parameters",
+                         path, c->name);
     bool is_taken = expert_class_find(c->name, &other, NULL) == SKEP_OK;
     for (size_t k = 0; k < i; k++)
         is_taken = is_taken || strcmp(classes[k].name, c->name) == 0;
@@ -383,6 +441,9 @@ static skep_status take_in(const char *path, const struct skep_plugin *plugin,
                     .measure = measure,
                     .forward = forward,
                     .backward = backward,
+                    .save = plugin->classes[i].owns_state ? save : NULL,
+                    .load = plugin->classes[i].owns_state ? load : NULL,
+                    .takes_argument = true,
                     .is_bounded = plugin->classes[i].is_bounded,
                     .is_float32_only = true},
             .own = &plugin->classes[i],
@@ -437,7 +498,7 @@ static skep_status open_object(const char *path, void **out, struct skep_error *
                      why != NULL ? why : "unknown reason");
 }
 
-static skep_status load(const char *path, struct skep_error *err)
+static skep_status load_file(const char *path, struct skep_error *err)
 {
     void *object = NULL;
     skep_status rc = open_object(path, &object, err);
@@ -459,13 +520,30 @@ static skep_status load(const char *path, struct skep_error *err)
     return rc;
 }
 
+/* One plugin at a time, so that two that bring the same class don't both find it free. */
+static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
+
 skep_status skep_plugin_load(const char *path, struct skep_error *err)
 {
-    /* One at a time, so that two that bring the same class don't both find it free. */
-    static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
-
     pthread_mutex_lock(&loading);
-    skep_status rc = load(path, err);
+    skep_status rc = load_file(path, err);
+    pthread_mutex_unlock(&loading);
+    return rc;
+}
+
+skep_status skep_plugin_register(const struct skep_plugin *plugin, struct skep_error *err)
+{
+    static const char name[] = "of this program";
+    skep_status rc = error_if_null(plugin, "plugin", err);
+
+    if (rc != SKEP_OK)
+        return rc;
+    pthread_mutex_lock(&loading);
+    if (!is_taken_in(plugin)) {
+        rc = check_plugin(name, plugin, err);
+        if (rc == SKEP_OK)
+            rc = take_in(name, plugin, err);
+    }
     pthread_mutex_unlock(&loading);
     return rc;
 }

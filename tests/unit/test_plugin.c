@@ -242,7 +242,7 @@ static void plugins_with_faults_are_refused_by_name(void **state)
     struct skep_expert_options o = options_for("other_version");
     struct skep_error err;
 
-    load_refused(path_of("other_version", path), SKEP_FAILED_PRECONDITION, "version 2");
+    load_refused(path_of("other_version", path), SKEP_FAILED_PRECONDITION, "version 3");
     load_refused(path_of("taken_name", path), SKEP_INVALID_ARGUMENT, "ffn is there already");
     load_refused(path_of("bad_name", path), SKEP_INVALID_ARGUMENT, "letters, digits");
     load_refused(path_of("lacks_forward", path), SKEP_INVALID_ARGUMENT, "lacks a function");

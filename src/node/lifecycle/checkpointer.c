@@ -93,7 +93,7 @@ static skep_status save_one(struct checkpointer *cp, struct local_expert *local,
     struct checkpoint_header header = {
         .uid = local->uid,
         .options = *expert_settings(local->expert),
-        .has_training = true,
+        .has_training = !expert_owns_state(local->expert),
     };
     skep_status rc = expert_snapshot(local->expert, copy, &header.counters,
                                      clock_deadline_us(STEP_WAIT_MS), err);
@@ -256,6 +256,26 @@ void checkpointer_wake(struct checkpointer *cp)
     cp->is_woken = true;
     pthread_cond_broadcast(&cp->wake);
     pthread_mutex_unlock(&cp->lock);
+}
+
+skep_status checkpointer_save(struct checkpointer *cp, struct local_expert *local,
+                              struct skep_error *err)
+{
+    struct skep_error why = {0};
+
+    if (cp == NULL || !is_changed(local))
+        return SKEP_OK;
+    size_t room = expert_state_bytes(local->expert);
+    float *copy = floats_new(room / sizeof(float) + 1);
+    skep_status rc = copy == NULL ? error_no_memory(&why, "a copy of its state", room)
+                                  : save_one(cp, local, copy, &why);
+    if (rc == SKEP_OK)
+        count_saved(cp);
+    else
+        tell_lost(local, why.message);
+    mem_free(copy);
+    return rc == SKEP_OK ? rc
+                         : error_set(err, rc, "expert %s: not saved: %s", local->uid, why.message);
 }
 
 size_t checkpointer_finish(struct checkpointer *cp)

@@ -37,6 +37,12 @@ SKEP_MUST_CHECK skep_status checkpointer_new(const struct checkpointer_config *c
 void checkpointer_wake(struct checkpointer *cp);
 /* Ends the thread; a file being written is finished first. NULL is allowed. */
 void checkpointer_stop(struct checkpointer *cp);
+/*
+ * Saves one expert that nothing else uses any more, if it has changed since it was saved. What is
+ * lost is logged as an error. Any thread; `cp` may be NULL: nothing is saved here.
+ */
+SKEP_MUST_CHECK skep_status checkpointer_save(struct checkpointer *cp, struct local_expert *local,
+                                              struct skep_error *err);
 /* Saves what has changed since it was saved, on the calling thread, after checkpointer_stop().
  * There is no later try: what is lost is told as an error. Returns how many experts have lost
  * something. */

@@ -300,7 +300,8 @@ static void give_up(struct claims *c, struct local_expert *local)
 {
     uint64_t deadline = clock_deadline_us(UNMAKE_MS);
 
-    roster_retire(&c->node->roster, local);
+    if (!roster_retire(&c->node->roster, local))
+        return; /* it was removed */
     while (!local_expert_unmake(local))
         if (clock_mono_us() > deadline || !wait_ms(c, UNMAKE_LOOK_MS))
             return; /* it goes with the node */

@@ -70,9 +70,14 @@ void local_expert_release(struct local_expert *local)
     atomic_fetch_sub_explicit(&local->holders, 1, memory_order_release);
 }
 
+bool local_expert_is_idle(const struct local_expert *local)
+{
+    return atomic_load_explicit(&local->holders, memory_order_acquire) == 0;
+}
+
 bool local_expert_unmake(struct local_expert *local)
 {
-    if (atomic_load_explicit(&local->holders, memory_order_acquire) > 0)
+    if (!local_expert_is_idle(local))
         return false;
     expert_free(local->expert);
     local->expert = NULL;

@@ -67,6 +67,8 @@ void local_expert_free(struct local_expert *local); /* after the runtime is gone
 /* As long as one is held, its expert is not freed. Taken from the roster (roster.h). */
 void local_expert_hold(struct local_expert *local);
 void local_expert_release(struct local_expert *local);
+/* Whether nobody holds it; of one that the roster has retired, nobody will again. */
+bool local_expert_is_idle(const struct local_expert *local);
 /* Frees the expert of one that the roster has retired; false while somebody holds it. */
 bool local_expert_unmake(struct local_expert *local);
 /* How firmly the node holds its UID, as its record says. Any thread. */

@@ -38,6 +38,7 @@ skep_status skep_node_new(const struct skep_node_options *options, struct skep_n
     }
     roster_init(&node->roster);
     pthread_mutex_init(&node->parts, NULL);
+    pthread_mutex_init(&node->changes, NULL);
     pthread_mutex_init(&node->lock, NULL);
     pthread_mutex_init(&node->joining, NULL);
     cond_init(&node->changed);
@@ -81,6 +82,7 @@ void skep_node_free(struct skep_node *node)
     pthread_cond_destroy(&node->changed);
     pthread_mutex_destroy(&node->joining);
     pthread_mutex_destroy(&node->lock);
+    pthread_mutex_destroy(&node->changes);
     pthread_mutex_destroy(&node->parts);
     mem_free(node);
 }
@@ -134,9 +136,11 @@ skep_status node_add_local_expert(struct skep_node *node, const char *uid,
 skep_status skep_node_add_expert(struct skep_node *node, const char *uid,
                                  const struct skep_expert_options *options, struct skep_error *err)
 {
-    skep_status rc = node_check_new(node, "expert added", err);
-
-    return rc == SKEP_OK ? node_add_local_expert(node, uid, options, NULL, err) : rc;
+    pthread_mutex_lock(&node->lock);
+    bool is_new = node->state == NODE_NEW;
+    pthread_mutex_unlock(&node->lock);
+    return is_new ? node_add_local_expert(node, uid, options, NULL, err)
+                  : node_add_while_running(node, uid, options, err);
 }
 
 skep_status skep_node_add_pattern(struct skep_node *node, const char *pattern, size_t count,

@@ -99,6 +99,11 @@ struct skep_node {
     struct skep_node_stats last; /* their counters when they ended */
     struct diagnosis last_reach; /* the same of `reach` */
 
+    /* Held while an expert is added or removed, and taken before the locks below; so a stop waits
+     * for that. Guards is_closed. */
+    pthread_mutex_t changes;
+    bool is_closed; /* no expert is added or removed any more */
+
     pthread_mutex_t lock;   /* guards state and is_ready; taken before `parts` if both */
     pthread_cond_t changed; /* state or is_ready */
     enum node_state state;
@@ -120,6 +125,12 @@ skep_status node_add_local_expert(struct skep_node *node, const char *uid,
 /* Takes an expert that was made, on success only. */
 skep_status node_keep_local_expert(struct skep_node *node, struct local_expert *local,
                                    struct skep_error *err);
+/* changes.c: the same for a node that runs, with all that the start does for its experts. */
+skep_status node_add_while_running(struct skep_node *node, const char *uid,
+                                   const struct skep_expert_options *options,
+                                   struct skep_error *err);
+/* Starts saving, if there is a folder that is open for it. */
+skep_status node_open_checkpointer(struct skep_node *node, struct skep_error *err);
 /* Makes the pools of an expert that was made. */
 skep_status node_open_local_expert(struct skep_node *node, struct local_expert *local,
                                    struct skep_error *err);
@@ -149,6 +160,9 @@ skep_status node_open_checkpoints_as_needed(struct skep_node *node, struct skep_
  */
 skep_status node_find_saved(struct skep_node *node, const struct uid_reservation *reservation,
                             char (*uids)[UID_BYTES], size_t *count, struct skep_error *err);
+/* Puts its newest checkpoint into an expert that was made, if it has one. */
+skep_status node_restore_expert(struct skep_node *node, struct local_expert *local,
+                                struct skep_error *err);
 /* Puts the newest checkpoints into the experts that have some. */
 skep_status node_restore_experts(struct skep_node *node, struct skep_error *err);
 
@@ -160,7 +174,7 @@ uint64_t node_announce(struct skep_node *node);
 bool node_addresses_changed(struct skep_node *node);
 
 /* Whether what was added, and `more` (may be NULL), will fit; before any of it is made. */
-SKEP_MUST_CHECK skep_status node_check_memory(const struct skep_node *node,
+SKEP_MUST_CHECK skep_status node_check_memory(struct skep_node *node,
                                               const struct local_expert *more,
                                               struct skep_error *err);
 

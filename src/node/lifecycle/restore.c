@@ -88,6 +88,19 @@ static skep_status use_for_local_expert(void *arg, const struct checkpoint *c, c
     return rc;
 }
 
+skep_status node_restore_expert(struct skep_node *node, struct local_expert *local,
+                                struct skep_error *err)
+{
+    checkpoint_dir_clean(&node->checkpoints, local->uid);
+    skep_status rc =
+        checkpoint_dir_load(&node->checkpoints, local->uid, use_for_local_expert, local, err);
+    if (rc == SKEP_NOT_FOUND) /* a new one */
+        return SKEP_OK;
+    if (rc != SKEP_OK)
+        error_prefix(err, "expert %s", local->uid);
+    return rc;
+}
+
 skep_status node_restore_experts(struct skep_node *node, struct skep_error *err)
 {
     /* Before they are loaded: what another process saves meanwhile would be lost. */
@@ -99,14 +112,8 @@ skep_status node_restore_experts(struct skep_node *node, struct skep_error *err)
         struct local_expert *local = node->roster.items[i];
 
         rc = node_check_stop(node, err);
-        if (rc != SKEP_OK || local->is_saved)
-            continue;
-        checkpoint_dir_clean(&node->checkpoints, local->uid);
-        rc = checkpoint_dir_load(&node->checkpoints, local->uid, use_for_local_expert, local, err);
-        if (rc == SKEP_NOT_FOUND) /* a new one */
-            rc = SKEP_OK;
-        else if (rc != SKEP_OK)
-            error_prefix(err, "expert %s", local->uid);
+        if (rc == SKEP_OK && !local->is_saved)
+            rc = node_restore_expert(node, local, err);
     }
     return rc;
 }
@@ -156,7 +163,7 @@ static void take_training(struct skep_expert_options *o,
 }
 
 struct loading {
-    const struct skep_node *node;
+    struct skep_node *node;
     const char *uid;
     const struct skep_expert_options *training; /* NULL: as saved */
     struct local_expert *local;                 /* the result */

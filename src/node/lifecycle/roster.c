@@ -52,22 +52,24 @@ skep_status roster_append(struct roster *roster, struct local_expert *local, str
     return rc;
 }
 
-static void take_out(struct roster *roster, const struct local_expert *local)
+/* False: it is not there. */
+static bool take_out(struct roster *roster, const struct local_expert *local)
 {
     size_t i = 0;
 
     while (i < roster->count && roster->items[i] != local)
         i++;
     if (i == roster->count)
-        return;
+        return false;
     roster->count--;
     memmove(&roster->items[i], &roster->items[i + 1],
             (roster->count - i) * sizeof(roster->items[0]));
+    return true;
 }
 
 void roster_drop(struct roster *roster, struct local_expert *local)
 {
-    take_out(roster, local);
+    (void)take_out(roster, local);
     local_expert_free(local);
 }
 
@@ -100,20 +102,27 @@ skep_status roster_insert(struct roster *roster, struct local_expert *local, str
     return rc;
 }
 
+static void adopt(struct roster *roster, struct local_expert *local)
+{
+    local->next_retired = roster->retired;
+    roster->retired = local;
+}
+
 void roster_adopt_retired(struct roster *roster, struct local_expert *local)
 {
     pthread_rwlock_wrlock(&roster->lock);
-    local->next_retired = roster->retired;
-    roster->retired = local;
+    adopt(roster, local);
     pthread_rwlock_unlock(&roster->lock);
 }
 
-void roster_retire(struct roster *roster, struct local_expert *local)
+bool roster_retire(struct roster *roster, struct local_expert *local)
 {
     pthread_rwlock_wrlock(&roster->lock);
-    take_out(roster, local);
+    bool was_there = take_out(roster, local);
+    if (was_there)
+        adopt(roster, local);
     pthread_rwlock_unlock(&roster->lock);
-    roster_adopt_retired(roster, local);
+    return was_there;
 }
 
 size_t roster_count(struct roster *roster)

@@ -1,7 +1,7 @@
 /*
  * The experts of a node, sorted by UID once the node is open. Before that one thread at a time
- * changes them; afterwards only the thread of node/lifecycle/claims.h does, which replaces an
- * expert that gives its UID up.
+ * changes them; afterwards the thread of node/lifecycle/claims.h replaces an expert that gives its
+ * UID up, and skep_node_add_expert() and skep_node_remove_expert() add and remove some.
  *
  * Threads: every function may be called from any thread, except where it says "before opening". Who
  * takes an expert out of the roster for work holds it (local_expert_hold) until
@@ -39,8 +39,9 @@ void roster_sort(struct roster *roster);
 /* From opening on. Takes `hosted` on success only. */
 SKEP_MUST_CHECK skep_status roster_insert(struct roster *roster, struct local_expert *local,
                                           struct skep_error *err);
-/* From opening on: nobody finds it any more; the roster still owns it. */
-void roster_retire(struct roster *roster, struct local_expert *local);
+/* From opening on: nobody finds it any more; the roster still owns it. False: another thread has
+ * retired it. */
+bool roster_retire(struct roster *roster, struct local_expert *local);
 /* Takes one that was never in it, but whose pools the runtime has. */
 void roster_adopt_retired(struct roster *roster, struct local_expert *local);
 size_t roster_count(struct roster *roster);

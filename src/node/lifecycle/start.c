@@ -39,14 +39,16 @@ static skep_status join_swarm(struct skep_node *node, struct skep_error *err)
 
 /* --- memory -------------------------------------------------------------------------------- */
 
-skep_status node_check_memory(const struct skep_node *node, const struct local_expert *more,
+skep_status node_check_memory(struct skep_node *node, const struct local_expert *more,
                               struct skep_error *err)
 {
     const struct skep_node_options *o = &node->settings.options;
     struct memory_sum sum = {.has_copy = node->settings.checkpoint_dir != NULL};
 
+    pthread_rwlock_rdlock(&node->roster.lock);
     for (size_t i = 0; i < node->roster.count; i++)
         memory_add(&sum, &node->roster.items[i]->description, 1);
+    pthread_rwlock_unlock(&node->roster.lock);
     /* Once they are chosen, their experts are in the roster. */
     for (const struct uid_reservation *w = node->chosen_us == 0 ? node->reservations : NULL;
          w != NULL; w = w->next)
@@ -342,7 +344,7 @@ static skep_status open_reach(struct skep_node *node, struct skep_error *err)
     return rc;
 }
 
-static skep_status open_checkpointer(struct skep_node *node, struct skep_error *err)
+skep_status node_open_checkpointer(struct skep_node *node, struct skep_error *err)
 {
     struct checkpointer_config config = {
         .dir = &node->checkpoints,
@@ -423,7 +425,7 @@ skep_status node_bring_up(struct skep_node *node, struct skep_error *err)
     if (rc == SKEP_OK)
         rc = claims_settle(node->claims, err);
     if (rc == SKEP_OK)
-        rc = open_checkpointer(node, err);
+        rc = node_open_checkpointer(node, err);
     if (rc == SKEP_OK)
         rc = node_open_registration(node, err);
     if (rc == SKEP_OK)

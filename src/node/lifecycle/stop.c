@@ -114,6 +114,9 @@ void node_shut_down(struct skep_node *node)
     struct swarm *swarm;
     uint64_t withdraw_by;
 
+    pthread_mutex_lock(&node->changes); /* waits for an expert that is being added or removed */
+    node->is_closed = true;
+    pthread_mutex_unlock(&node->changes);
     claims_stop(node->claims); /* it uses most of what ends below */
     reach_close(node->reach);  /* only this thread ends it */
     presence_end(&node->presence);
