@@ -316,6 +316,8 @@ skep_status directory_new(const struct directory_config *config, struct director
 
     skep_status rc = lookup_cache_init(
         &d->cache, config->cache_entries ? config->cache_entries : DEFAULT_CACHE_ENTRIES, err);
+    if (rc == SKEP_OK && !hash_table_init(&d->table, EXPECTED_QUERIES))
+        rc = error_no_memory(err, "lookups", EXPECTED_QUERIES * sizeof(struct hash_node *));
     if (rc == SKEP_OK)
         rc = peer_memory_new(&d->memory, err);
     if (rc == SKEP_OK)
@@ -352,6 +354,7 @@ void directory_free(struct directory *d)
     while (d->oldest_ask != NULL)
         directory_ask_over(d, d->oldest_ask);
     inbox_unref(d->inbox);
+    hash_table_fini(&d->table);
     lookup_cache_fini(&d->cache);
     overflow_fini(&d->overflow);
     peer_memory_free(d->memory);

@@ -19,6 +19,7 @@
 #define SKEP_DHT_DIRECTORY_DIRECTORY_INTERNAL_H
 
 #include <pthread.h>
+#include "base/hash_table.h"
 #include "base/thread.h"
 #include "dht/directory/directory.h"
 #include "dht/directory/candidate_overflow.h"
@@ -73,7 +74,7 @@ enum {
     MISDATED_US = 60 * 1000 * 1000,
 
     MAX_QUERIES = 1 << 17,
-    QUERY_BUCKETS = 1024,
+    EXPECTED_QUERIES = 1024,
     /* Signatures checked for one lookup: a thousand forgeries are gone through (about 60 us each)
      * without hiding the genuine record; a flood is not. */
     MAX_VERIFICATIONS = 1536,
@@ -118,7 +119,7 @@ enum query_state {
 /* One key to ask of the DHT, for any number of waiters. */
 struct query {
     struct query *next, **link; /* in directory.queries */
-    struct query *chain;        /* in directory.table, while it can be joined */
+    struct hash_node by_key;    /* in directory.table, while it can be joined */
     struct query *fifo; /* in directory.waiting while QUERY_WAITING, .ended while QUERY_ENDED */
     struct waiter *waiters;
     uint8_t key[RECORD_KEY_BYTES];
@@ -210,7 +211,7 @@ struct directory {
     bool locals_set;
 
     struct query *queries;
-    struct query *table[QUERY_BUCKETS];
+    struct hash_table table; /* queries that can be joined */
     struct query *waiting, **waiting_last, *ended;
     uint64_t no_short_until_us; /* the network seems to drop the answers of short gets */
     bool check_peers;           /* something takes long: find out whether there is anybody to ask */

@@ -15,34 +15,29 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "crypto/keyed_hash.h"
 
 enum {
     MAX_ATTEMPTS = 2,
     FULL_LOG_MS = 60 * 1000,
 };
 
-static struct query **table_slot(struct directory *d, const uint8_t *key)
-{
-    return &d->table[load_u32(key) % QUERY_BUCKETS];
-}
-
 struct query *query_find(struct directory *d, const uint8_t *key)
 {
-    struct query *q = *table_slot(d, key);
-
-    while (q != NULL && memcmp(q->key, key, RECORD_KEY_BYTES) != 0)
-        q = q->chain;
-    return q;
+    for (struct hash_node *n = hash_table_first(&d->table, keyed_hash(key, RECORD_KEY_BYTES));
+         n != NULL; n = hash_table_next(n)) {
+        struct query *q = HASH_HOLDER(n, struct query, by_key);
+        if (memcmp(q->key, key, RECORD_KEY_BYTES) == 0)
+            return q;
+    }
+    return NULL;
 }
 
 static void leave_table(struct directory *d, struct query *q)
 {
     if (!q->in_table)
         return;
-    struct query **link = table_slot(d, q->key);
-    while (*link != q)
-        link = &(*link)->chain;
-    *link = q->chain;
+    hash_table_remove(&d->table, &q->by_key);
     q->in_table = false;
 }
 
@@ -66,8 +61,7 @@ struct query *query_new(struct directory *d, const uint8_t *key, const char *uid
     randombytes_buf(&q->order_seed, sizeof(q->order_seed));
     if (uid != NULL) {
         memcpy(q->uid, uid, strlen(uid) + 1); /* uid_is_valid() bounds it by UID_BYTES */
-        q->chain = *table_slot(d, key);
-        *table_slot(d, key) = q;
+        hash_table_add(&d->table, &q->by_key, keyed_hash(key, RECORD_KEY_BYTES));
         q->in_table = true;
     } else {
         q->own = true;

@@ -7,27 +7,23 @@
 #include "base/error.h"
 #include "crypto/keyed_hash.h"
 
-enum { MAX_BUCKETS = 1 << 16 };
+enum { MAX_EXPECTED = 1 << 16 };
 
 skep_status lookup_cache_init(struct lookup_cache *cache, size_t cap, struct skep_error *err)
 {
-    size_t buckets = 64;
+    size_t expected = cap < MAX_EXPECTED ? cap : MAX_EXPECTED;
 
-    while (buckets < cap && buckets < MAX_BUCKETS)
-        buckets *= 2;
     memset(cache, 0, sizeof(*cache));
-    cache->buckets = mem_calloc(buckets, sizeof(struct cache_entry *));
-    if (cache->buckets == NULL)
-        return error_no_memory(err, "lookup cache", buckets * sizeof(struct cache_entry *));
-    cache->bucket_count = buckets;
+    if (!hash_table_init(&cache->table, expected))
+        return error_no_memory(err, "lookup cache", expected * sizeof(struct hash_node *));
     cache->cap = cap;
     return SKEP_OK;
 }
 
-static struct cache_entry **bucket_of(const struct lookup_cache *cache, const uint8_t *key)
+/* Keys are hashes, but of texts that peers choose. */
+static uint64_t hash_of(const uint8_t *key)
 {
-    /* Keys are hashes, but of texts that peers choose. */
-    return &cache->buckets[keyed_hash(key, RECORD_KEY_BYTES) & (cache->bucket_count - 1)];
+    return keyed_hash(key, RECORD_KEY_BYTES);
 }
 
 static void unlink_age(struct lookup_cache *cache, struct cache_entry *e)
@@ -47,13 +43,8 @@ static void append_age(struct lookup_cache *cache, struct cache_entry *e)
 
 static void drop(struct lookup_cache *cache, struct cache_entry *e)
 {
-    struct cache_entry **link = bucket_of(cache, e->key);
-
-    while (*link != e)
-        link = &(*link)->chain;
-    *link = e->chain;
+    hash_table_remove(&cache->table, &e->by_key);
     unlink_age(cache, e);
-    cache->count--;
     provider_set_free(&e->found);
     prefix_view_unref(e->view);
     mem_free(e);
@@ -63,7 +54,7 @@ void lookup_cache_fini(struct lookup_cache *cache)
 {
     while (cache->oldest != NULL)
         drop(cache, cache->oldest);
-    mem_free(cache->buckets);
+    hash_table_fini(&cache->table);
     memset(cache, 0, sizeof(*cache));
 }
 
@@ -100,13 +91,15 @@ static void hold_against_forgotten(const struct lookup_cache *cache, struct cach
 struct cache_entry *lookup_cache_find(const struct lookup_cache *cache,
                                       const uint8_t key[static RECORD_KEY_BYTES])
 {
-    struct cache_entry *e = *bucket_of(cache, key);
-
-    while (e != NULL && memcmp(e->key, key, RECORD_KEY_BYTES) != 0)
-        e = e->chain;
-    if (e != NULL)
-        hold_against_forgotten(cache, e);
-    return e;
+    for (struct hash_node *n = hash_table_first(&cache->table, hash_of(key)); n != NULL;
+         n = hash_table_next(n)) {
+        struct cache_entry *e = HASH_HOLDER(n, struct cache_entry, by_key);
+        if (memcmp(e->key, key, RECORD_KEY_BYTES) == 0) {
+            hold_against_forgotten(cache, e);
+            return e;
+        }
+    }
+    return NULL;
 }
 
 struct cache_entry *lookup_cache_touch(struct lookup_cache *cache,
@@ -119,18 +112,15 @@ struct cache_entry *lookup_cache_touch(struct lookup_cache *cache,
         append_age(cache, e);
         return e;
     }
-    if (cache->count >= cache->cap && cache->oldest != NULL)
+    if (cache->table.count >= cache->cap && cache->oldest != NULL)
         drop(cache, cache->oldest);
     e = mem_calloc(1, sizeof(*e));
     if (e == NULL)
         return NULL;
     memcpy(e->key, key, RECORD_KEY_BYTES);
     e->looked_at = cache->forgets;
-    struct cache_entry **bucket = bucket_of(cache, key);
-    e->chain = *bucket;
-    *bucket = e;
+    hash_table_add(&cache->table, &e->by_key, hash_of(key));
     append_age(cache, e);
-    cache->count++;
     return e;
 }
 

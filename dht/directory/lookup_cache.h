@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "base/hash_table.h"
 #include "dht/directory/prefix_view.h"
 #include "dht/directory/provider_set.h"
 
@@ -19,7 +20,8 @@ struct cache_entry {
     uint64_t view_until_us;    /* it is taken for fresh */
     uint64_t miss_until_us;    /* asked, nobody serves it: do not ask again before this */
     uint64_t looked_at;        /* the cache's forgets that it has been held against */
-    struct cache_entry *chain, *older, *newer;
+    struct hash_node by_key;
+    struct cache_entry *older, *newer;
 };
 
 enum { LOOKUP_CACHE_FORGOTTEN = 256 };
@@ -32,8 +34,8 @@ struct forgotten_peer {
 };
 
 struct lookup_cache {
-    size_t cap, count, bucket_count;
-    struct cache_entry **buckets;
+    size_t cap;
+    struct hash_table table;
     struct cache_entry *oldest, *newest;
     /* Forgetting a peer only notes it, as a scan of all entries would hold up everybody else: each
      * entry is held against the notes when it is next used. */

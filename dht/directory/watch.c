@@ -538,7 +538,7 @@ void watch_stats(struct watch *w, struct watch_stats *out)
     uint64_t notifications = w->notification->count;
     pthread_mutex_unlock(&w->notification->lock);
     pthread_mutex_lock(&w->lock);
-    *out = (struct watch_stats){w->tree.experts, w->tree.count, w->reads, notifications};
+    *out = (struct watch_stats){w->tree.experts, w->tree.table.count, w->reads, notifications};
     pthread_mutex_unlock(&w->lock);
 }
 

@@ -9,20 +9,15 @@
 #include "base/error.h"
 #include "crypto/keyed_hash.h"
 
-enum { BUCKETS = 4096 };
-
-static struct branch **bucket_of(const struct watch_tree *t, const char *prefix, size_t len)
-{
-    return &t->buckets[keyed_hash(prefix, len) & (t->bucket_count - 1)]; /* peers choose prefixes */
-}
-
 struct branch *watch_tree_find(const struct watch_tree *t, const char *prefix, size_t len)
 {
-    struct branch *b = *bucket_of(t, prefix, len);
-
-    while (b != NULL && (strncmp(b->prefix, prefix, len) != 0 || b->prefix[len] != '\0'))
-        b = b->chain;
-    return b;
+    for (struct hash_node *n = hash_table_first(&t->table, keyed_hash(prefix, len)); n != NULL;
+         n = hash_table_next(n)) {
+        struct branch *b = HASH_HOLDER(n, struct branch, by_prefix);
+        if (strncmp(b->prefix, prefix, len) == 0 && b->prefix[len] == '\0')
+            return b;
+    }
+    return NULL;
 }
 
 struct branch *watch_tree_next(const struct watch_tree *t, const struct branch *b)
@@ -55,22 +50,14 @@ static struct branch *add_branch(struct watch_tree *t, struct branch *parent, in
         b->sibling = parent->children;
         parent->children = b;
     }
-    struct branch **bucket = bucket_of(t, prefix, len);
-    b->chain = *bucket;
-    *bucket = b;
-    t->count++;
+    hash_table_add(&t->table, &b->by_prefix, keyed_hash(prefix, len)); /* peers choose prefixes */
     t->unread++;
     return b;
 }
 
 static void free_branch(struct watch_tree *t, struct branch *b)
 {
-    struct branch **link = bucket_of(t, b->prefix, strlen(b->prefix));
-
-    while (*link != b)
-        link = &(*link)->chain;
-    *link = b->chain;
-    t->count--;
+    hash_table_remove(&t->table, &b->by_prefix);
     t->unread -= b->view == NULL;
     for (size_t i = 0; i < b->list_count; i++)
         collection_unref(b->lists[i]);
@@ -82,16 +69,15 @@ skep_status watch_tree_init(struct watch_tree *t, const char *prefix, struct ske
 {
     bool is_root = strchr(prefix, '.')[1] == '\0';
 
-    *t = (struct watch_tree){.bucket_count = BUCKETS};
+    *t = (struct watch_tree){0};
     t->last_change = &t->changes;
-    t->buckets = mem_calloc(BUCKETS, sizeof(struct branch *));
-    if (t->buckets != NULL)
+    if (hash_table_init(&t->table, 0))
         t->root = add_branch(t, NULL, 0, prefix, is_root ? RECORD_SHARDS : 1);
     if (t->root != NULL)
         return SKEP_OK;
-    mem_free(t->buckets);
+    hash_table_fini(&t->table);
     *t = (struct watch_tree){0};
-    return error_no_memory(err, "watch", BUCKETS * sizeof(struct branch *));
+    return error_no_memory(err, "watch", sizeof(struct branch));
 }
 
 static void free_subtree(struct watch_tree *t, struct branch *b)
@@ -109,7 +95,7 @@ void watch_tree_fini(struct watch_tree *t)
     if (t->root != NULL)
         free_subtree(t, t->root);
     watch_changes_free(t->changes);
-    mem_free(t->buckets);
+    hash_table_fini(&t->table);
     *t = (struct watch_tree){0};
 }
 
@@ -282,7 +268,7 @@ static void add_children(struct watch_tree *t, struct branch *b, uint64_t now_us
         if (len < 0 || (size_t)len >= sizeof(prefix) ||
             watch_tree_find(t, prefix, (size_t)len) != NULL)
             continue;
-        if (t->count >= WATCH_MAX_BRANCHES) {
+        if (t->table.count >= WATCH_MAX_BRANCHES) {
             t->overflow = true;
             return;
         }

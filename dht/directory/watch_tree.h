@@ -5,6 +5,7 @@
 #ifndef SKEP_DHT_DIRECTORY_WATCH_TREE_H
 #define SKEP_DHT_DIRECTORY_WATCH_TREE_H
 
+#include "base/hash_table.h"
 #include "dht/directory/collection.h"
 #include "dht/directory/prefix_view.h"
 #include "dht/directory/watch.h"
@@ -15,7 +16,7 @@ enum {
 };
 
 struct branch {
-    struct branch *chain;                    /* in the hash table */
+    struct hash_node by_prefix;              /* in watch_tree.table */
     struct branch *parent;                   /* NULL: the watched prefix itself */
     struct branch *children, *sibling;       /* a list in no order */
     int64_t coord;                           /* of the parent's view */
@@ -39,8 +40,7 @@ struct watch_change {
 
 struct watch_tree {
     struct branch *root;
-    struct branch **buckets; /* owned */
-    size_t bucket_count, count;
+    struct hash_table table; /* of all branches */
     size_t experts;
     size_t unread;                               /* branches without a view */
     bool overflow;                               /* branches were left out */

@@ -6,9 +6,10 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/hash_table.h"
+#include "crypto/keyed_hash.h"
 
 enum {
-    BUCKETS = 512,
     KEY_BYTES = 20, /* family, port, host */
 
     MS = 1000,
@@ -48,7 +49,7 @@ enum {
 static const uint64_t forget_after_us = (uint64_t)300 * S;
 
 struct peer {
-    struct peer *next; /* of the bucket */
+    struct hash_node by_key;
     uint8_t key[KEY_BYTES];
     void *held;
     uint64_t first_seen_us; /* first reply since it was last gone; 0: none */
@@ -72,8 +73,7 @@ struct budget {
 
 struct liveness {
     void (*forget)(void *held);
-    size_t count;
-    struct peer *buckets[BUCKETS];
+    struct hash_table table;
     uint64_t reply_us;  /* last reply of anybody */
     uint64_t silent_us; /* first question of all since that; 0: none is open */
     uint64_t slow_us;   /* slowest reply of late */
@@ -87,30 +87,39 @@ struct liveness *liveness_new(void (*forget)(void *held))
 {
     struct liveness *p = mem_calloc(1, sizeof(*p));
 
-    if (p != NULL) {
-        p->forget = forget;
-        p->next_us = UINT64_MAX;
+    if (p == NULL || !hash_table_init(&p->table, 0)) {
+        mem_free(p);
+        return NULL;
     }
+    p->forget = forget;
+    p->next_us = UINT64_MAX;
     return p;
+}
+
+static struct peer *peer_of(struct hash_node *node)
+{
+    return HASH_HOLDER(node, struct peer, by_key);
 }
 
 static void peer_free(struct liveness *p, struct peer *peer)
 {
+    hash_table_remove(&p->table, &peer->by_key);
     if (peer->held != NULL)
         p->forget(peer->held);
     mem_free(peer);
+}
+
+static void free_each(struct hash_node *node, void *arg)
+{
+    peer_free(arg, peer_of(node));
 }
 
 void liveness_free(struct liveness *p)
 {
     if (p == NULL)
         return;
-    for (size_t i = 0; i < BUCKETS; i++)
-        while (p->buckets[i] != NULL) {
-            struct peer *peer = p->buckets[i];
-            p->buckets[i] = peer->next;
-            peer_free(p, peer);
-        }
+    hash_table_each(&p->table, 0, free_each, p);
+    hash_table_fini(&p->table);
     mem_free(p);
 }
 
@@ -136,33 +145,24 @@ static bool make_key(const struct sockaddr *sa, uint8_t key[static KEY_BYTES])
     return false;
 }
 
-/* FNV-1a: a stranger who finds collisions only makes the table as slow as a list of its size. */
-static size_t bucket_of(const uint8_t key[static KEY_BYTES])
-{
-    uint32_t hash = UINT32_C(2166136261);
-
-    for (size_t i = 0; i < KEY_BYTES; i++)
-        hash = (hash ^ key[i]) * UINT32_C(16777619);
-    return hash % BUCKETS;
-}
-
 static struct peer *find(const struct liveness *p, const struct sockaddr *sa)
 {
     uint8_t key[KEY_BYTES];
 
     if (!make_key(sa, key))
         return NULL;
-    struct peer *peer = p->buckets[bucket_of(key)];
-    while (peer != NULL && memcmp(peer->key, key, KEY_BYTES) != 0)
-        peer = peer->next;
-    return peer;
+    for (struct hash_node *n = hash_table_first(&p->table, keyed_hash(key, KEY_BYTES)); n != NULL;
+         n = hash_table_next(n))
+        if (memcmp(peer_of(n)->key, key, KEY_BYTES) == 0)
+            return peer_of(n);
+    return NULL;
 }
 
 static struct peer *find_or_add(struct liveness *p, const struct sockaddr *sa, uint64_t now_us)
 {
     struct peer *peer = find(p, sa);
 
-    if (peer == NULL && p->count < LIVENESS_MAX_PEERS)
+    if (peer == NULL && p->table.count < LIVENESS_MAX_PEERS)
         peer = mem_calloc(1, sizeof(*peer));
     else if (peer == NULL)
         return NULL;
@@ -174,9 +174,7 @@ static struct peer *find_or_add(struct liveness *p, const struct sockaddr *sa, u
     }
     peer->touched_us = now_us;
     peer->ping_us = UINT64_MAX;
-    peer->next = p->buckets[bucket_of(peer->key)];
-    p->buckets[bucket_of(peer->key)] = peer;
-    p->count++;
+    hash_table_add(&p->table, &peer->by_key, keyed_hash(peer->key, KEY_BYTES));
     return peer;
 }
 
@@ -227,16 +225,22 @@ bool liveness_asks(struct liveness *p, const struct sockaddr *sa, bool is_ping, 
  * Nobody replied for a while, though somebody was asked: the network or this machine may have stood
  * still. Whoever has not replied yet is asked anew.
  */
+static void ask_anew(struct hash_node *node, void *arg)
+{
+    struct peer *peer = peer_of(node);
+    const uint64_t *now_us = arg;
+
+    if (peer->gone || peer->asked_us == 0)
+        return;
+    peer->asked_us = *now_us;
+    peer->questions = 0;
+    peer->pings = 0;
+    peer->ping_us = *now_us;
+}
+
 static void end_outage(struct liveness *p, uint64_t now_us)
 {
-    for (size_t i = 0; i < BUCKETS; i++)
-        for (struct peer *peer = p->buckets[i]; peer != NULL; peer = peer->next)
-            if (!peer->gone && peer->asked_us != 0) {
-                peer->asked_us = now_us;
-                peer->questions = 0;
-                peer->pings = 0;
-                peer->ping_us = now_us;
-            }
+    hash_table_each(&p->table, 0, ask_anew, &now_us);
     wake_at(p, now_us);
 }
 
@@ -316,11 +320,6 @@ void liveness_forget(struct liveness *p, const struct sockaddr *sa)
 
     if (peer == NULL)
         return;
-    struct peer **link = &p->buckets[bucket_of(peer->key)];
-    while (*link != peer)
-        link = &(*link)->next;
-    *link = peer->next;
-    p->count--;
     peer_free(p, peer);
 }
 
@@ -341,6 +340,7 @@ void **liveness_slot(struct liveness *p, const struct sockaddr *sa)
 /* ---- what to do ---- */
 
 struct look {
+    struct liveness *liveness;
     uint64_t now_us;
     struct liveness_action *out;
     size_t count;
@@ -443,16 +443,20 @@ static void look_at(struct liveness *p, struct peer *peer, struct look *l)
 }
 
 /* The one that has been there for longest, of those with no question open. */
+static void find_oldest(struct hash_node *node, void *arg)
+{
+    struct peer *peer = peer_of(node), **oldest = arg;
+
+    if (!peer->gone && peer->asked_us == 0 && peer->first_seen_us != 0 && peer->held != NULL &&
+        (*oldest == NULL || peer->first_seen_us < (*oldest)->first_seen_us))
+        *oldest = peer;
+}
+
 static void ask_witness(struct liveness *p, struct look *l)
 {
     struct peer *oldest = NULL;
 
-    for (size_t i = 0; i < BUCKETS; i++)
-        for (struct peer *peer = p->buckets[i]; peer != NULL; peer = peer->next)
-            if (!peer->gone && peer->asked_us == 0 && peer->first_seen_us != 0 &&
-                peer->held != NULL &&
-                (oldest == NULL || peer->first_seen_us < oldest->first_seen_us))
-                oldest = peer;
+    hash_table_each(&p->table, 0, find_oldest, &oldest);
     if (oldest != NULL && add_action(l, oldest, LIVENESS_PING))
         oldest->ping_us = l->now_us + PROBE_LATEST;
 }
@@ -463,14 +467,24 @@ static uint64_t earlier(uint64_t a_us, uint64_t b_us)
 }
 
 /* We come late to look: this process stood still, and replies may wait to be read. */
-static void allow_for_delay(struct liveness *p, uint64_t late_us, uint64_t now_us)
+struct delay {
+    uint64_t late_us, now_us;
+};
+
+static void allow_peer(struct hash_node *node, void *arg)
 {
-    for (size_t i = 0; i < BUCKETS; i++)
-        for (struct peer *peer = p->buckets[i]; peer != NULL; peer = peer->next)
-            if (!peer->gone && peer->asked_us != 0)
-                peer->asked_us = earlier(peer->asked_us + late_us, now_us);
+    struct peer *peer = peer_of(node);
+    const struct delay *delay = arg;
+
+    if (!peer->gone && peer->asked_us != 0)
+        peer->asked_us = earlier(peer->asked_us + delay->late_us, delay->now_us);
+}
+
+static void allow_for_delay(struct liveness *p, const struct delay *delay)
+{
+    hash_table_each(&p->table, 0, allow_peer, (void *)(uintptr_t)delay);
     if (p->silent_us != 0)
-        p->silent_us = earlier(p->silent_us + late_us, now_us);
+        p->silent_us = earlier(p->silent_us + delay->late_us, delay->now_us);
 }
 
 static uint64_t due_us(const struct liveness *p, const struct peer *peer, uint64_t now_us)
@@ -485,39 +499,41 @@ static uint64_t due_us(const struct liveness *p, const struct peer *peer, uint64
     return due;
 }
 
+static void forget_or_look(struct hash_node *node, void *arg)
+{
+    struct peer *peer = peer_of(node);
+    struct look *l = arg;
+
+    if (l->now_us - peer->touched_us > forget_after_us)
+        peer_free(l->liveness, peer);
+    else
+        look_at(l->liveness, peer, l);
+}
+
+static void wake_for(struct hash_node *node, void *arg)
+{
+    const struct look *l = arg;
+
+    wake_at(l->liveness, due_us(l->liveness, peer_of(node), l->now_us));
+}
+
 size_t liveness_due(struct liveness *p, uint64_t now_us,
                     struct liveness_action out[LIVENESS_MAX_ACTIONS])
 {
-    struct look l = {.now_us = now_us, .out = out};
+    struct look l = {.liveness = p, .now_us = now_us, .out = out};
 
     if (now_us < liveness_next_us(p))
         return 0;
     const uint64_t since_us = liveness_next_us(p);
     if (now_us - since_us > LATE)
-        allow_for_delay(p, now_us - since_us, now_us);
+        allow_for_delay(p, &(struct delay){.late_us = now_us - since_us, .now_us = now_us});
     p->looked_us = now_us;
     p->next_us = UINT64_MAX;
     /* From anywhere, so that a budget that is short serves all. */
-    const size_t first = randombytes_uniform(BUCKETS);
-    for (size_t i = 0; i < BUCKETS; i++) {
-        struct peer **link = &p->buckets[(first + i) % BUCKETS];
-        while (*link != NULL) {
-            struct peer *peer = *link;
-            if (now_us - peer->touched_us > forget_after_us) {
-                *link = peer->next;
-                p->count--;
-                peer_free(p, peer);
-                continue;
-            }
-            look_at(p, peer, &l);
-            link = &peer->next;
-        }
-    }
+    hash_table_each(&p->table, randombytes_random(), forget_or_look, &l);
     if (l.wants_witness)
         ask_witness(p, &l);
-    for (size_t i = 0; i < BUCKETS; i++)
-        for (const struct peer *peer = p->buckets[i]; peer != NULL; peer = peer->next)
-            wake_at(p, due_us(p, peer, now_us));
+    hash_table_each(&p->table, 0, wake_for, &l);
     return l.count;
 }
 

@@ -3,13 +3,13 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/bytes.h"
+#include "base/hash_table.h"
+#include "base/list.h"
 #include "crypto/keyed_hash.h"
 
 enum {
-    BUCKETS = 1024,
     NO_ID = 0,
-    SWEEP = 2, /* buckets looked through for ended keys at each value */
+    SWEEP = 4, /* keys looked at for ended values at each value */
 };
 
 struct served_values_value {
@@ -19,28 +19,38 @@ struct served_values_value {
 };
 
 struct served_values_key {
-    struct served_values_key *next; /* in its bucket */
+    struct hash_node by_key;
+    struct list_link of_all;
     uint8_t key[RECORD_KEY_BYTES];
     size_t count, cap;
     struct served_values_value *values; /* owned */
 };
 
 struct served_values {
-    struct served_values_key *buckets[BUCKETS]; /* owned */
+    struct hash_table table;
+    struct linked_list all; /* keys, owned; the next to be swept first */
     size_t value_count;
-    size_t swept; /* the next bucket to look through */
 };
 
 struct served_values *served_values_new(void)
 {
-    return mem_calloc(1, sizeof(struct served_values));
+    struct served_values *served = mem_calloc(1, sizeof(*served));
+
+    if (served != NULL && hash_table_init(&served->table, 0))
+        return served;
+    mem_free(served);
+    return NULL;
 }
 
-static void free_key(struct served_values_key **link)
+static struct served_values_key *first_key(const struct served_values *served)
 {
-    struct served_values_key *k = *link;
+    return LIST_HOLDER(served->all.first, struct served_values_key, of_all);
+}
 
-    *link = k->next;
+static void free_key(struct served_values *served, struct served_values_key *k)
+{
+    hash_table_remove(&served->table, &k->by_key);
+    list_remove(&served->all, &k->of_all);
     mem_free(k->values);
     mem_free(k);
 }
@@ -49,9 +59,9 @@ void served_values_free(struct served_values *served)
 {
     if (served == NULL)
         return;
-    for (size_t i = 0; i < BUCKETS; i++)
-        while (served->buckets[i] != NULL)
-            free_key(&served->buckets[i]);
+    while (first_key(served) != NULL)
+        free_key(served, first_key(served));
+    hash_table_fini(&served->table);
     mem_free(served);
 }
 
@@ -72,14 +82,16 @@ static void drop(struct served_values *served, struct served_values_key *k, uint
 static void sweep(struct served_values *served, uint64_t now_s)
 {
     for (int i = 0; i < SWEEP; i++) {
-        struct served_values_key **link = &served->buckets[served->swept];
-        served->swept = (served->swept + 1) % BUCKETS;
-        while (*link != NULL) {
-            drop(served, *link, now_s, NO_ID);
-            if ((*link)->count == 0)
-                free_key(link);
-            else
-                link = &(*link)->next;
+        struct served_values_key *k = first_key(served);
+
+        if (k == NULL)
+            return;
+        drop(served, k, now_s, NO_ID);
+        if (k->count == 0) {
+            free_key(served, k);
+        } else {
+            list_remove(&served->all, &k->of_all);
+            list_append(&served->all, &k->of_all);
         }
     }
 }
@@ -87,19 +99,21 @@ static void sweep(struct served_values *served, uint64_t now_s)
 /* The entry of a key, made if there is none; NULL if that cannot be. */
 static struct served_values_key *key_of(struct served_values *served, const uint8_t *key)
 {
-    struct served_values_key **bucket =
-                                 &served->buckets[keyed_hash(key, RECORD_KEY_BYTES) % BUCKETS],
-                             *k;
+    uint64_t hash = keyed_hash(key, RECORD_KEY_BYTES);
+    struct served_values_key *k;
 
-    for (k = *bucket; k != NULL; k = k->next)
+    for (struct hash_node *n = hash_table_first(&served->table, hash); n != NULL;
+         n = hash_table_next(n)) {
+        k = HASH_HOLDER(n, struct served_values_key, by_key);
         if (memcmp(k->key, key, RECORD_KEY_BYTES) == 0)
             return k;
+    }
     k = mem_calloc(1, sizeof(*k));
     if (k == NULL)
         return NULL;
     memcpy(k->key, key, RECORD_KEY_BYTES);
-    k->next = *bucket;
-    *bucket = k;
+    hash_table_add(&served->table, &k->by_key, hash);
+    list_append(&served->all, &k->of_all);
     return k;
 }
 

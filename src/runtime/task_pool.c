@@ -100,16 +100,9 @@ void task_pool_stats(struct task_pool *pool, struct task_pool_stats *out)
     pthread_mutex_unlock(&pool->runtime->lock);
 }
 
-/* FNV-1a over what must agree for two tasks to be joined. */
-static void hash(uint64_t *h, uint64_t value)
-{
-    *h = (*h ^ value) * 0x100000001b3u;
-}
-
 static skep_status inspect(const struct task_pool *pool, struct task *task, struct skep_error *err)
 {
     const char *name = pool->config.name;
-    uint64_t key = 0xcbf29ce484222325u;
 
     if (task->rows < 1 || task->rows > pool->config.max_batch_size)
         return error_set(err, SKEP_INVALID_ARGUMENT,
@@ -130,13 +123,9 @@ static skep_status inspect(const struct task_pool *pool, struct task *task, stru
             return error_set(err, SKEP_INVALID_ARGUMENT,
                              "%s: tensor %zu has %" PRId64 " rows, expected %" PRId64, name, i,
                              t->ndim < 1 ? (int64_t)0 : t->shape[0], task->rows);
-        hash(&key, (uint64_t)t->ndim << 24 | (uint64_t)t->dtype.code << 16 | t->dtype.bits);
-        for (int d = 1; d < t->ndim; d++)
-            hash(&key, (uint64_t)t->shape[d]);
         if (!size_add(task->bytes, bytes, &task->bytes))
             return error_set(err, SKEP_INVALID_ARGUMENT, "%s: tensors too large", name);
     }
-    task->shape_key = key;
     return SKEP_OK;
 }
 

@@ -66,7 +66,6 @@ struct task {
     struct task *next;
     bool is_queued;
     uint64_t submitted_us;
-    uint64_t shape_key;
     size_t bytes;
 };
 

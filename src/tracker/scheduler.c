@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "crypto/keyed_hash.h"
 #include "tracker/scheduler_internal.h"
 
 enum {
@@ -19,7 +20,8 @@ enum {
 
 static bool make_tables(struct scheduler *s)
 {
-    return hash_table_init(&s->keys) && hash_table_init(&s->items) && hash_table_init(&s->taken);
+    return hash_table_init(&s->keys, 0) && hash_table_init(&s->items, 0) &&
+           hash_table_init(&s->taken, 0);
 }
 
 skep_status scheduler_new(const struct scheduler_limits *limits,
@@ -48,7 +50,6 @@ skep_status scheduler_new(const struct scheduler_limits *limits,
     s->events = *events;
     s->arg = arg;
     s->next_id = 1;
-    hash_secret_make(s->secret);
     if (!make_tables(s)) {
         scheduler_free(s);
         return error_no_memory(err, "scheduler", sizeof(*s));
@@ -200,7 +201,7 @@ skep_status scheduler_put(struct scheduler *s, struct scheduler_owner *owner,
                           struct tracker_text key_text, const struct tracker_resource *resource,
                           uint64_t now_us, struct skep_error *err)
 {
-    uint64_t hash = scheduler_item_hash(s, owner, resource->match_key);
+    uint64_t hash = scheduler_item_hash(owner, resource->match_key);
     skep_status rc = SKEP_OK;
     struct scheduler_key *key = get_key(s, owner, key_text, &rc, err);
 
@@ -361,9 +362,9 @@ bool scheduler_answer(struct scheduler *s, struct tracker_text key_text,
     return told;
 }
 
-static uint64_t taken_hash(const struct scheduler *s, uint64_t id)
+static uint64_t taken_hash(uint64_t id)
 {
-    return hash_text(s->secret, &id, sizeof(id));
+    return keyed_hash(&id, sizeof(id));
 }
 
 uint64_t scheduler_take(struct scheduler *s, struct tracker_text key_text,
@@ -376,7 +377,7 @@ uint64_t scheduler_take(struct scheduler *s, struct tracker_text key_text,
     struct scheduler_item *item = item_of_key(key->free.first);
     scheduler_item_unmake_free(s, item);
     item->taken = s->next_id++;
-    hash_table_add(&s->taken, &item->by_taken, taken_hash(s, item->taken));
+    hash_table_add(&s->taken, &item->by_taken, taken_hash(item->taken));
     scheduler_key_touch(s, key);
     *resource = scheduler_item_resource(item);
     return item->taken;
@@ -384,10 +385,9 @@ uint64_t scheduler_take(struct scheduler *s, struct tracker_text key_text,
 
 static struct scheduler_item *find_taken(const struct scheduler *s, uint64_t id)
 {
-    for (struct hash_node *n = hash_table_first(&s->taken, taken_hash(s, id)); n != NULL;
+    for (struct hash_node *n = hash_table_first(&s->taken, taken_hash(id)); n != NULL;
          n = hash_table_next(n)) {
-        struct scheduler_item *item =
-            (struct scheduler_item *)((char *)n - offsetof(struct scheduler_item, by_taken));
+        struct scheduler_item *item = HASH_HOLDER(n, struct scheduler_item, by_taken);
         if (item->taken == id)
             return item;
     }

@@ -3,7 +3,7 @@
 #ifndef SKEP_TRACKER_SCHEDULER_INTERNAL_H
 #define SKEP_TRACKER_SCHEDULER_INTERNAL_H
 
-#include "tracker/hash_table.h"
+#include "base/hash_table.h"
 #include "tracker/scheduler.h"
 
 /* A resource: free; or taken for another tracker and not confirmed yet; or given to somebody here
@@ -55,7 +55,6 @@ struct scheduler {
     struct scheduler_limits limits;
     struct scheduler_events events;
     void *arg;
-    uint8_t secret[HASH_SECRET_BYTES];
     struct hash_table keys, items, taken;
     struct linked_list all, idle; /* idle: the longest first */
     struct scheduler_key *changed;
@@ -106,8 +105,7 @@ struct scheduler_item *scheduler_item_new(struct scheduler *s, const struct trac
 /* From wherever it is. */
 void scheduler_item_free(struct scheduler *s, struct scheduler_item *item);
 struct tracker_resource scheduler_item_resource(const struct scheduler_item *item);
-uint64_t scheduler_item_hash(const struct scheduler *s, const struct scheduler_owner *owner,
-                             struct tracker_text match_key);
+uint64_t scheduler_item_hash(const struct scheduler_owner *owner, struct tracker_text match_key);
 struct scheduler_item *scheduler_item_find(const struct scheduler *s,
                                            const struct scheduler_owner *owner,
                                            struct tracker_text match_key, uint64_t hash);

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "crypto/keyed_hash.h"
 #include "tracker/scheduler_internal.h"
 
 static size_t item_bytes(const struct scheduler_item *item)
@@ -20,11 +21,9 @@ struct tracker_resource scheduler_item_resource(const struct scheduler_item *ite
 }
 
 /* Match keys belong to their owner: two servers may happen to choose the same one. */
-uint64_t scheduler_item_hash(const struct scheduler *s, const struct scheduler_owner *owner,
-                             struct tracker_text match_key)
+uint64_t scheduler_item_hash(const struct scheduler_owner *owner, struct tracker_text match_key)
 {
-    return hash_text(s->secret, match_key.data, match_key.len) ^
-           hash_text(s->secret, &owner, sizeof(owner));
+    return keyed_hash(match_key.data, match_key.len) ^ keyed_hash(&owner, sizeof(owner));
 }
 
 struct scheduler_item *scheduler_item_find(const struct scheduler *s,
@@ -33,8 +32,7 @@ struct scheduler_item *scheduler_item_find(const struct scheduler *s,
 {
     for (struct hash_node *n = hash_table_first(&s->items, hash); n != NULL;
          n = hash_table_next(n)) {
-        struct scheduler_item *item =
-            (struct scheduler_item *)((char *)n - offsetof(struct scheduler_item, by_match_key));
+        struct scheduler_item *item = HASH_HOLDER(n, struct scheduler_item, by_match_key);
         if (item->owner == owner &&
             tracker_text_equal(scheduler_item_resource(item).match_key, match_key))
             return item;

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "crypto/keyed_hash.h"
 #include "tracker/scheduler_internal.h"
 
 bool scheduler_reserve(struct scheduler *s, size_t bytes)
@@ -44,7 +45,7 @@ static size_t key_bytes(const struct scheduler_key *key)
 
 static struct scheduler_key *key_of(struct hash_node *node)
 {
-    return (struct scheduler_key *)((char *)node - offsetof(struct scheduler_key, by_text));
+    return HASH_HOLDER(node, struct scheduler_key, by_text);
 }
 
 static struct scheduler_key *listed(struct list_link *link)
@@ -54,7 +55,7 @@ static struct scheduler_key *listed(struct list_link *link)
 
 struct scheduler_key *scheduler_key_find(const struct scheduler *s, struct tracker_text text)
 {
-    uint64_t hash = hash_text(s->secret, text.data, text.len);
+    uint64_t hash = keyed_hash(text.data, text.len);
 
     for (struct hash_node *n = hash_table_first(&s->keys, hash); n != NULL; n = hash_table_next(n))
         if (tracker_text_equal(key_of(n)->counters.key, text))
@@ -98,7 +99,7 @@ struct scheduler_key *scheduler_key_get(struct scheduler *s, struct tracker_text
     key->counters.key = (struct tracker_text){.data = key->text, .len = text.len};
     key->written = written;
     s->totals.key_bytes += written;
-    hash_table_add(&s->keys, &key->by_text, hash_text(s->secret, text.data, text.len));
+    hash_table_add(&s->keys, &key->by_text, keyed_hash(text.data, text.len));
     list_append(&s->all, &key->of_all);
     s->totals.keys++;
     return key;

@@ -287,9 +287,8 @@ static skep_status make_parts(struct tracker_server *server,
 
     server->stop_key = make_stop_key(config->stop_key);
     server->receive_buffer = mem_alloc(TRACKER_RECEIVE_BYTES);
-    hash_secret_make(server->address_secret);
     if (server->stop_key == NULL || server->receive_buffer == NULL ||
-        !hash_table_init(&server->addresses))
+        !hash_table_init(&server->addresses, 0))
         return error_no_memory(err, "tracker", TRACKER_RECEIVE_BYTES);
     return scheduler_new(&config->limits, &events, config->arg, &server->scheduler, err);
 }

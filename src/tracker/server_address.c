@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "crypto/keyed_hash.h"
 #include "tracker/server_internal.h"
 
 enum { V6_PREFIX_BYTES = 8 }; /* a /64, which a single customer gets to choose addresses from */
@@ -31,13 +32,12 @@ struct tracker_address *tracker_address_take(struct tracker_server *server,
 {
     uint8_t bytes[V6_PREFIX_BYTES] = {0};
     size_t len = address_bytes(sa, bytes);
-    uint64_t hash = hash_text(server->address_secret, bytes, len);
+    uint64_t hash = keyed_hash(bytes, len);
     struct tracker_address *address = NULL;
 
     for (struct hash_node *n = hash_table_first(&server->addresses, hash); n != NULL;
          n = hash_table_next(n)) {
-        struct tracker_address *other =
-            (struct tracker_address *)((char *)n - offsetof(struct tracker_address, by_bytes));
+        struct tracker_address *other = HASH_HOLDER(n, struct tracker_address, by_bytes);
         if (other->len == len && memcmp(other->bytes, bytes, len) == 0)
             address = other;
     }

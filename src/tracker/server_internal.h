@@ -14,7 +14,7 @@
 #include "base/log.h"
 #include "net/deadline_heap.h"
 #include "net/listener.h"
-#include "tracker/hash_table.h"
+#include "base/hash_table.h"
 #include "tracker/server.h"
 
 enum {
@@ -109,8 +109,7 @@ struct tracker_server {
     struct linked_list conns, dirty;
     struct linked_list silent_conns; /* of conns: those that have not sent the magic number */
     struct hash_table addresses;     /* of connections */
-    uint8_t address_secret[HASH_SECRET_BYTES];
-    uint8_t *receive_buffer; /* owned */
+    uint8_t *receive_buffer;         /* owned */
     size_t info_bytes;
     bool handles_open;
     bool ending; /* all connections are being closed: nothing is handed out anew */

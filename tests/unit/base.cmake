@@ -1,3 +1,4 @@
+skep_unit_test(test_hash_table MODULES base)
 skep_unit_test(test_bytes MODULES base)
 skep_unit_test(test_error MODULES base)
 skep_unit_test(test_tensor MODULES base)

@@ -188,7 +188,7 @@ static void the_cache_is_bounded_and_drops_the_oldest(void **state)
     assert_non_null(lookup_cache_touch(&cache, key)); /* refreshed: 1 is the oldest now */
     key[0] = CAP;
     assert_non_null(lookup_cache_touch(&cache, key));
-    assert_int_equal(cache.count, CAP);
+    assert_int_equal(cache.table.count, CAP);
     key[0] = 1;
     assert_null(lookup_cache_find(&cache, key));
     key[0] = 0;

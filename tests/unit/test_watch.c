@@ -111,7 +111,7 @@ static void experts_appear_change_and_go(void **state)
     reads("ffn.3.", (struct said[]){SAY(2, 2, 1, 0, 1, 1, {8})}, 1, NOW);
     assert_string_equal(changes(), "~ffn.3.8");
     assert_int_equal(tree.experts, 2);
-    assert_int_equal(tree.count, 3);
+    assert_int_equal(tree.table.count, 3);
 }
 
 static void a_reading_that_misses_a_record_takes_nothing_away(void **state)
@@ -161,7 +161,7 @@ static void newer_words_at_the_top_outdo_older_ones_below(void **state)
     reads("ffn.", (struct said[]){SAY(1, 9, 0, 0, 1, 0, {0})}, 1, NOW);
     /* The branch only it had goes with its experts; the other's experts lose a node. */
     assert_string_equal(changes(), "-ffn.4.7 ~ffn.3.7");
-    assert_int_equal(tree.count, 2);
+    assert_int_equal(tree.table.count, 2);
     /* And it stays so when an old record is read again; a newer one counts. */
     reads("ffn.3.", (struct said[]){SAY(1, 3, 1, 0, 1, 1, {7})}, 1, NOW);
     assert_string_equal(changes(), "");
@@ -195,7 +195,7 @@ static void uids_of_different_length_live_under_one_name(void **state)
     reads("ffn.", (struct said[]){SAY(1, 1, 1, 0, 2, 2, {3, 4}), SAY(1, 2, 2, 1, 2, 1, {3})}, 2,
           NOW);
     assert_string_equal(changes(), "+ffn.3 +ffn.4");
-    assert_int_equal(tree.count, 2); /* the root and ffn.3. */
+    assert_int_equal(tree.table.count, 2); /* the root and ffn.3. */
     reads("ffn.3.", (struct said[]){SAY(1, 3, 1, 0, 1, 1, {5})}, 1, NOW);
     assert_string_equal(changes(), "+ffn.3.5");
 }
@@ -217,7 +217,7 @@ static void a_tree_survives_any_failed_allocation(void **state)
         mem_fail_at(0);
         watch_tree_take(&tree, tree.root, 0, c, 1, NOW);
         watch_tree_rebuild(&tree, tree.root, 1, NOW);
-        assert_int_equal(tree.count, 4); /* the next reading makes up for it */
+        assert_int_equal(tree.table.count, 4); /* the next reading makes up for it */
         collection_unref(c);
     }
     assert_false(failed);

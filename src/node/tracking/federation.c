@@ -219,12 +219,15 @@ skep_status federation_new(const struct federation_config *config, struct federa
 {
     struct federation *f = mem_calloc(1, sizeof(*f));
 
-    *out = f;
-    if (f == NULL)
+    *out = NULL;
+    if (f == NULL || !hash_table_init(&f->by_id, 0)) {
+        mem_free(f);
         return error_no_memory(err, "federation", sizeof(*f));
+    }
     f->config = *config;
     pthread_mutex_init(&f->lock, NULL);
     cond_init(&f->changed);
+    *out = f;
     return SKEP_OK;
 }
 
@@ -266,6 +269,7 @@ void federation_free(struct federation *f)
         return;
     while (f->pending != NULL)
         pending_drop(f, f->pending);
+    hash_table_fini(&f->by_id);
     pthread_cond_destroy(&f->changed);
     pthread_mutex_destroy(&f->lock);
     mem_free(f);

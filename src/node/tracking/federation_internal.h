@@ -12,6 +12,7 @@
 
 #include <pthread.h>
 
+#include "base/hash_table.h"
 #include "base/thread.h"
 #include "dht/directory/directory_list.h"
 #include "net/pool.h"
@@ -19,7 +20,6 @@
 
 enum {
     FEDERATION_MAX_PENDING = 16384, /* more are served from here alone */
-    FEDERATION_BUCKETS = 1024,
     FEDERATION_MAX_BACKED_OFF = 256,
     FEDERATION_MAX_ATTEMPTS = 256, /* under way */
     FEDERATION_CALL_MS = 2000,     /* most time for another tracker */
@@ -28,7 +28,7 @@ enum {
 
 struct pending_request {
     struct pending_request *next, **link; /* in federation.pending */
-    struct pending_request *chain;        /* in its bucket */
+    struct hash_node by_id;               /* in federation.by_id */
     uint64_t id;
     uint64_t look_us; /* when to ask around next */
     unsigned tries;
@@ -52,10 +52,9 @@ struct federation {
     pthread_cond_t changed;
     bool closing;
     struct pending_request *pending;
-    struct pending_request *buckets[FEDERATION_BUCKETS];
-    size_t pending_count;
-    uint64_t sleep_us; /* until when the thread sleeps; 0: it does not */
-    bool started;      /* the thread was, or could not be */
+    struct hash_table by_id; /* the same, by id */
+    uint64_t sleep_us;       /* until when the thread sleeps; 0: it does not */
+    bool started;            /* the thread was, or could not be */
     unsigned attempts;
     unsigned calling; /* threads inside pool_call(), which pool_free() must wait for */
     struct backed_off backed_off[FEDERATION_MAX_BACKED_OFF];

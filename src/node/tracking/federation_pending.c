@@ -14,53 +14,38 @@ enum {
 
 /* ---- pending requests; the lock is held ---- */
 
-static struct pending_request **bucket_of(struct federation *f, uint64_t id)
-{
-    return &f->buckets[id % FEDERATION_BUCKETS];
-}
-
+/* The tracker counts the ids up by itself: an id is a good hash of its own. */
 struct pending_request *pending_find(struct federation *f, uint64_t id)
 {
-    struct pending_request *w = *bucket_of(f, id);
-
-    while (w != NULL && w->id != id)
-        w = w->chain;
-    return w;
+    return HASH_HOLDER(hash_table_first(&f->by_id, id), struct pending_request, by_id);
 }
 
 struct pending_request *pending_add(struct federation *f, uint64_t id, const char *key, size_t len,
                                     uint64_t look_us)
 {
     struct pending_request *w =
-        f->pending_count < FEDERATION_MAX_PENDING ? mem_calloc(1, sizeof(*w)) : NULL;
+        f->by_id.count < FEDERATION_MAX_PENDING ? mem_calloc(1, sizeof(*w)) : NULL;
 
     if (w == NULL)
         return NULL;
     w->id = id;
     w->look_us = look_us;
     memcpy(w->key, key, len);
-    w->chain = *bucket_of(f, id);
-    *bucket_of(f, id) = w;
+    hash_table_add(&f->by_id, &w->by_id, id);
     w->next = f->pending;
     w->link = &f->pending;
     if (w->next != NULL)
         w->next->link = &w->next;
     f->pending = w;
-    f->pending_count++;
     return w;
 }
 
 void pending_drop(struct federation *f, struct pending_request *w)
 {
-    struct pending_request **link = bucket_of(f, w->id);
-
-    while (*link != w)
-        link = &(*link)->chain;
-    *link = w->chain;
+    hash_table_remove(&f->by_id, &w->by_id);
     *w->link = w->next;
     if (w->next != NULL)
         w->next->link = w->link;
-    f->pending_count--;
     mem_free(w);
 }
 

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "crypto/keyed_hash.h"
 #include "node/tracking/tracker_registry_internal.h"
 
 enum {
@@ -29,10 +30,12 @@ struct entry *tracker_registry_find(struct tracker_registry *r, const char *key,
 {
     struct hash_node *n = hash_table_first(&r->table, hash);
 
-    while (n != NULL && (strncmp(((struct entry *)n)->key, key, len) != 0 ||
-                         ((struct entry *)n)->key[len] != '\0'))
-        n = hash_table_next(n);
-    return (struct entry *)n;
+    for (; n != NULL; n = hash_table_next(n)) {
+        struct entry *e = HASH_HOLDER(n, struct entry, node);
+        if (strncmp(e->key, key, len) == 0 && e->key[len] == '\0')
+            return e;
+    }
+    return NULL;
 }
 
 static struct entry *add(struct tracker_registry *r, const char *key, size_t len, uint64_t hash)
@@ -98,7 +101,7 @@ void tracker_registry_changed(struct tracker_registry *r,
     if (len == 0 || len >= RECORD_RESOURCE_KEY_BYTES || memchr(key, '\0', len) != NULL ||
         !text_is_utf8(key, len))
         return;
-    uint64_t hash = hash_text(r->secret, key, len);
+    uint64_t hash = keyed_hash(key, len);
     pthread_mutex_lock(&r->lock);
     struct entry *e = tracker_registry_find(r, key, len, hash);
     if (e == NULL && counters->free + counters->pending + counters->servers > 0)
@@ -220,11 +223,10 @@ skep_status tracker_registry_new(const struct tracker_registry_config *config,
         return error_no_memory(err, "registry", sizeof(*r));
     r->config = *config;
     snprintf(r->version, sizeof(r->version), "%s", config->version != NULL ? config->version : "");
-    hash_secret_make(r->secret);
     pthread_mutex_init(&r->lock, NULL);
     cond_init(&r->changed);
-    rc = hash_table_init(&r->table) ? thread_start(&r->thread, "skep-registry", run, r, err)
-                                    : error_no_memory(err, "registry", sizeof(*r));
+    rc = hash_table_init(&r->table, 0) ? thread_start(&r->thread, "skep-registry", run, r, err)
+                                       : error_no_memory(err, "registry", sizeof(*r));
     if (rc == SKEP_OK)
         *out = r;
     else

@@ -5,12 +5,12 @@
 
 #include <pthread.h>
 
+#include "base/hash_table.h"
 #include "base/thread.h"
 #include "node/tracking/tracker_registry.h"
-#include "tracker/hash_table.h"
 
 struct entry {
-    struct hash_node node; /* first, so that the pointers convert */
+    struct hash_node node; /* in tracker_registry.table */
     struct entry *next, **link;
     char *key; /* owned */
     size_t free, pending, servers;
@@ -28,7 +28,6 @@ struct round; /* of publishing: what was copied out, until its outcome is known 
 struct tracker_registry {
     struct tracker_registry_config config;
     char version[32];
-    uint8_t secret[HASH_SECRET_BYTES];
     struct thread thread;
     bool had_peers;       /* the thread's */
     unsigned among_peers; /* the thread's: full rounds since there are peers, up to 2 */

@@ -9,6 +9,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "crypto/keyed_hash.h"
 #include "node/tracking/tracker_registry_internal.h"
 
 enum {
@@ -69,8 +70,7 @@ static void note(struct tracker_registry *r, const struct item *item, skep_statu
     if (item->key == NULL)
         return;
     size_t len = strlen(item->key);
-    struct entry *e =
-        tracker_registry_find(r, item->key, len, hash_text(r->secret, item->key, len));
+    struct entry *e = tracker_registry_find(r, item->key, len, keyed_hash(item->key, len));
     if (e == NULL)
         return;
     e->failed = failed;

@@ -1,19 +1,19 @@
 /* Chains of embedded nodes. */
-#include "tracker/hash_table.h"
-
-#include <sodium.h>
+#include "base/hash_table.h"
 
 #include "base/alloc.h"
 
 enum { FIRST_BUCKETS = 64 };
 
-_Static_assert((int)crypto_shorthash_KEYBYTES == (int)HASH_SECRET_BYTES, "SipHash-2-4's key");
-
-bool hash_table_init(struct hash_table *table)
+bool hash_table_init(struct hash_table *table, size_t expected)
 {
+    size_t buckets = FIRST_BUCKETS;
+
+    while (buckets < expected && buckets <= SIZE_MAX / 2)
+        buckets *= 2;
     *table = (struct hash_table){
-        .buckets = mem_calloc(FIRST_BUCKETS, sizeof(struct hash_node *)),
-        .bucket_count = FIRST_BUCKETS,
+        .buckets = mem_calloc(buckets, sizeof(struct hash_node *)),
+        .bucket_count = buckets,
     };
     return table->buckets != NULL;
 }
@@ -87,15 +87,13 @@ struct hash_node *hash_table_next(const struct hash_node *node)
     return skip_to(node->next, node->hash);
 }
 
-void hash_secret_make(uint8_t secret[static HASH_SECRET_BYTES])
+void hash_table_each(struct hash_table *table, uint64_t start,
+                     void (*fn)(struct hash_node *node, void *arg), void *arg)
 {
-    randombytes_buf(secret, HASH_SECRET_BYTES);
-}
-
-uint64_t hash_text(const uint8_t secret[static HASH_SECRET_BYTES], const void *data, size_t len)
-{
-    uint64_t hash = 0;
-
-    crypto_shorthash((uint8_t *)&hash, data, len, secret);
-    return hash;
+    for (size_t i = 0; i < table->bucket_count; i++)
+        for (struct hash_node *node = *bucket_of(table, start + i), *next; node != NULL;
+             node = next) {
+            next = node->next;
+            fn(node, arg);
+        }
 }
