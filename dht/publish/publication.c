@@ -1,6 +1,7 @@
 /* The items a node publishes and their records. */
 #include "dht/publish/publication.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,12 +10,11 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "crypto/keyed_hash.h"
 #include "dht/record/record_internal.h"
 
 /* A coordinate takes at most 9 bytes as msgpack, and endpoints about 1.2 KB. */
 enum { PART_COORDS = 6000, NODE_ITEMS = 2, MAX_BELOW = RECORD_MAX_BELOW / 2 };
-/* A record of a round that is not refreshed: a notification. */
-#define NOT_AN_ITEM SIZE_MAX
 _Static_assert(PART_COORDS * 9 + 4096 <= RECORD_MAX_PREFIX_BYTES, "a part fits its record");
 
 struct local_expert {
@@ -40,10 +40,8 @@ struct item {
     size_t first; /* expert: its index; prefix: first member */
     size_t count; /* prefix: members */
     unsigned part, parts;
-    uint64_t told;        /* what a root prefix told of all below it, see content_of() */
-    int64_t told_until_s; /* readers may find a live record of ours until then; 0: none */
-    bool gone;            /* and have been told that it is over */
-    bool failed;          /* the last attempt, or there was none */
+    uint64_t told; /* what a root prefix told of all below it, see content_of() */
+    struct statement statement;
 };
 
 struct publication {
@@ -55,12 +53,7 @@ struct publication {
     struct item *items;
     size_t item_count;
     struct record_expert *locals; /* of publication_update() */
-    /* The round under way: */
-    struct record_load load; /* of all experts that may be published */
-    struct record *records;
-    struct declaration *declarations;
-    size_t *item_of;
-    size_t round_count;
+    struct record_load load;      /* of all experts that may be published; for one round */
 };
 
 /* ---- building the items ---- */
@@ -209,7 +202,7 @@ static void add_items(struct publication *p, const struct identity *identity)
             record_key_node(p->swarm, identity->peer_id, item->key);
     }
     for (size_t i = 0; i < p->item_count; i++)
-        p->items[i].failed = true; /* nothing was told yet */
+        p->items[i].statement.failed = true; /* there was no attempt yet */
 }
 
 skep_status publication_new(const struct record_swarm *swarm, const struct identity *identity,
@@ -234,15 +227,11 @@ skep_status publication_new(const struct record_swarm *swarm, const struct ident
     for (size_t i = 0; i < count; i++)
         members += p->experts[i].uid.coord_count;
     /* At most: every prefix may be its own, and an expert the only one of its name. */
-    size_t items = count + members + NODE_ITEMS, round = items + count;
+    size_t items = count + members + NODE_ITEMS;
     p->members = mem_calloc(members, sizeof(*p->members));
     p->items = mem_calloc(items, sizeof(*p->items));
-    p->records = mem_calloc(round, sizeof(*p->records));
-    p->declarations = mem_calloc(round, sizeof(*p->declarations));
-    p->item_of = mem_calloc(round, sizeof(*p->item_of));
-    if (p->members == NULL || p->items == NULL || p->records == NULL || p->declarations == NULL ||
-        p->item_of == NULL) {
-        rc = error_no_memory(err, "records to publish", items * sizeof(*p->records));
+    if (p->members == NULL || p->items == NULL) {
+        rc = error_no_memory(err, "records to publish", items * sizeof(*p->items));
         goto out;
     }
     list_members(p);
@@ -286,9 +275,7 @@ static skep_status continue_items(struct publication *p, const struct publicatio
         if (same == NULL)
             continue;
         (*same)->told = old->told;
-        (*same)->told_until_s = old->told_until_s;
-        (*same)->gone = old->gone;
-        (*same)->failed = old->failed;
+        (*same)->statement = old->statement;
     }
     mem_free(sorted);
     return SKEP_OK;
@@ -334,21 +321,10 @@ skep_status publication_extend(const struct publication *before, const struct id
     return rc;
 }
 
-static void free_round(struct publication *p)
-{
-    for (size_t i = 0; i < p->round_count; i++)
-        record_free(&p->records[i]);
-    p->round_count = 0;
-}
-
 void publication_free(struct publication *p)
 {
     if (p == NULL)
         return;
-    free_round(p);
-    mem_free(p->item_of);
-    mem_free(p->declarations);
-    mem_free(p->records);
     mem_free(p->items);
     mem_free(p->members);
     mem_free(p->locals);
@@ -393,9 +369,9 @@ size_t publication_update(struct publication *p, const struct publication_source
 
 /* Whether the item has something to say, were it asked in this scope. */
 static bool is_alive(const struct publication *p, const struct item *item,
-                     const struct publication_state *s)
+                     enum publisher_scope scope)
 {
-    if (s->scope == PUBLISH_OFFLINE)
+    if (scope == PUBLISH_OFFLINE)
         return false;
     if (item->kind == RECORD_EXPERT)
         return p->experts[item->first].publishable;
@@ -477,27 +453,10 @@ static void fill_node(const struct publication *p, bool alive, const struct publ
         out->load = p->load;
 }
 
-/*
- * A record that says "gone" has to outlive the one it contradicts, or that one would come back to
- * life for its last seconds; and readers take records for as long after their end as clocks may
- * differ.
- */
-static int64_t gone_until(const struct item *item, const struct publication_state *s)
-{
-    int64_t until = item->told_until_s + s->clock_skew_s;
-    int64_t least = s->now_s + RECORD_MIN_LIFETIME_S;
-    int64_t most = s->now_s + RECORD_MAX_LIFETIME_S;
-
-    until = until > least ? until : least;
-    return until < most ? until : most;
-}
-
 static bool fill_record(const struct publication *p, const struct item *item, bool alive,
                         const struct publication_state *s, struct record *out)
 {
-    memset(out, 0, sizeof(*out));
     out->kind = item->kind;
-    out->expires_at = alive ? s->now_s + s->lifetime_s : gone_until(item, s);
     if (item->kind == RECORD_PREFIX)
         return fill_prefix(p, item, alive, s, &out->prefix);
     if (item->kind == RECORD_NODE) {
@@ -511,23 +470,24 @@ static bool fill_record(const struct publication *p, const struct item *item, bo
 
 static uint64_t mix(uint64_t hash, uint64_t value)
 {
-    return (hash ^ value) * 0x100000001b3u;
+    const uint64_t both[] = {hash, value};
+
+    return keyed_hash(both, sizeof(both));
 }
 
 /* What a root prefix and all below it say, as a number; never 0. */
 static uint64_t content_of(const struct publication *p, const struct item *item, bool alive,
                            const struct publication_state *s)
 {
-    uint64_t hash = mix(0xcbf29ce484222325u, alive);
+    uint64_t hash = mix(0, alive);
 
     for (size_t i = 0; alive && i < item->count; i++) {
         size_t expert = p->members[item->first + i].expert;
         hash = mix(mix(hash, expert), p->experts[expert].publishable);
     }
     for (size_t i = 0; i < s->endpoint_count; i++) {
-        for (const char *c = s->endpoints[i].host; *c != '\0'; c++)
-            hash = mix(hash, (uint64_t)*c);
-        hash = mix(hash, s->endpoints[i].port);
+        const struct endpoint *e = &s->endpoints[i];
+        hash = mix(mix(hash, keyed_hash(e->host, strlen(e->host))), e->port);
     }
     return hash | 1;
 }
@@ -537,26 +497,23 @@ static uint64_t content_of(const struct publication *p, const struct item *item,
  * new value ids only, not of our edits. So an empty record goes out of a part number that was not
  * there before; readers take it as what it says, that this part lists nothing.
  */
-static void notify(struct publication *p, size_t i, bool alive, const struct publication_state *s)
+static void notify(const struct publication *p, struct item *item, bool alive,
+                   const struct publication_state *s, struct publisher_round *round)
 {
-    struct item *item = &p->items[i];
-    struct record *record = &p->records[p->round_count];
-
     if (item->kind != RECORD_PREFIX || p->members[item->first].prefix != 0)
         return;
     uint64_t content = content_of(p, item, alive, s);
-    if (content == item->told || item->parts >= RECORD_MAX_PARTS ||
-        !fill_record(p, item, false, s, record))
+    if (content == item->told || item->parts >= RECORD_MAX_PARTS)
+        return;
+    struct record *record = publisher_round_next(round);
+    if (!fill_record(p, item, false, s, record))
         return;
     item->told = content;
     record->prefix.part =
         item->parts + (unsigned)randombytes_uniform(RECORD_MAX_PARTS - item->parts);
     record->prefix.parts = record->prefix.part + 1;
-    record->expires_at = s->now_s + RECORD_MIN_LIFETIME_S;
-    struct declaration *d = &p->declarations[p->round_count];
-    *d = (struct declaration){.record = record};
-    memcpy(d->key, item->key, sizeof(d->key));
-    p->item_of[p->round_count++] = NOT_AN_ITEM;
+    record->expires_at = round->now_s + RECORD_MIN_LIFETIME_S;
+    publisher_round_add(round, item->key);
 }
 
 static struct record_load load_of(const struct publication *p)
@@ -573,88 +530,70 @@ static struct record_load load_of(const struct publication *p)
 }
 
 /* Adds an item to the round, if it has something to say in this scope. */
-static void say(struct publication *p, size_t i, const struct publication_state *s)
+static void say(const struct publication *p, struct item *item, const struct publication_state *s,
+                struct publisher_round *round)
 {
-    struct item *item = &p->items[i];
-    bool alive = is_alive(p, item, s);
-    bool told = item->told_until_s + (int64_t)s->clock_skew_s > s->now_s;
+    bool alive = is_alive(p, item, round->scope);
 
-    if (s->scope == PUBLISH_FAILED && !item->failed)
-        return;
-    if (!alive && (!told || (item->gone && !item->failed)))
-        return; /* nobody can find it, or everybody knows */
-    struct record *record = &p->records[p->round_count];
-    if (!fill_record(p, item, alive, s, record))
-        return; /* memory is short: it stays as it was, and comes again next round */
-    item->gone = !alive;
-    if (alive)
-        item->told_until_s = record->expires_at;
-    item->failed = true; /* until the outcome is known */
-    struct declaration *d = &p->declarations[p->round_count];
-    *d = (struct declaration){.record = record};
-    memcpy(d->key, item->key, sizeof(d->key));
-    p->item_of[p->round_count++] = i;
+    if (statement_is_due(&item->statement, round, alive, false) &&
+        fill_record(p, item, alive, s, publisher_round_next(round)))
+        publisher_round_say(round, &item->statement, alive, item->key);
 }
 
-static void say_all(struct publication *p, bool experts, const struct publication_state *s)
+static void say_all(struct publication *p, bool experts, const struct publication_state *s,
+                    struct publisher_round *round)
 {
     for (size_t i = 0; i < p->item_count; i++)
         if ((p->items[i].kind == RECORD_EXPERT) == experts)
-            say(p, i, s);
+            say(p, &p->items[i], s, round);
 }
 
-static void notify_all(struct publication *p, const struct publication_state *s)
+static struct item *item_of(struct statement *statement)
 {
-    for (size_t k = 0, said = p->round_count; k < said; k++)
-        notify(p, p->item_of[k], !p->items[p->item_of[k]].gone, s);
+    return (struct item *)((char *)statement - offsetof(struct item, statement));
 }
 
-/* Experts come before the prefixes that list them and the notifications, so that whoever is told of
- * them finds them. Withdrawing it is the other way round: of a node with thousands of experts the
- * time may not suffice for all, and who watches or searches asks the prefixes. */
-size_t publication_round(struct publication *p, const struct publication_state *s,
-                         struct declaration **declarations)
+static void notify_all(const struct publication *p, const struct publication_state *s,
+                       struct publisher_round *round)
 {
-    bool withdraws = s->scope == PUBLISH_OFFLINE;
+    for (size_t i = 0, said = round->count; i < said; i++) {
+        struct item *item = item_of(round->statements[i]);
+        notify(p, item, !item->statement.gone, s, round);
+    }
+}
 
-    free_round(p);
+/* Experts come before the prefixes that list them and the notifications, so that whoever reads a
+ * notification finds them. A withdrawal goes the other way round: of a node with thousands of
+ * experts the time may not suffice for all, and who watches or searches asks the prefixes. */
+void publication_round(struct publication *p, const struct publication_state *s,
+                       struct publisher_round *round)
+{
+    bool withdraws = round->scope == PUBLISH_OFFLINE;
+
+    /* Each prefix with a notification. If memory is short, the next round tries again. */
+    if (!publisher_round_reserve(round, 2 * p->item_count - p->expert_count))
+        return;
     p->load = load_of(p);
     if (!withdraws)
-        say_all(p, true, s);
-    say_all(p, false, s);
-    notify_all(p, s);
+        say_all(p, true, s, round);
+    say_all(p, false, s, round);
+    notify_all(p, s, round);
     if (withdraws)
-        say_all(p, true, s);
-    *declarations = p->declarations;
-    return p->round_count;
+        say_all(p, true, s, round);
 }
 
-size_t publication_notifications(const struct publication *p)
+uint64_t publication_ended(const struct publisher_round *round)
 {
-    size_t notifications = 0;
+    uint64_t highest_seq = 0;
 
-    for (size_t i = 0; i < p->round_count; i++)
-        notifications += p->item_of[i] == NOT_AN_ITEM;
-    return notifications;
-}
-
-size_t publication_note(struct publication *p, uint64_t *highest_seq)
-{
-    size_t failed = 0;
-
-    for (size_t i = 0; i < p->round_count; i++) {
-        bool ok = p->declarations[i].outcome == SKEP_OK;
-        if (p->item_of[i] != NOT_AN_ITEM) {
-            struct item *item = &p->items[p->item_of[i]];
-            item->failed = !ok;
-            if (!ok)
-                item->told = 0; /* notifies again when it succeeds */
-            failed += !ok;
-        }
-        if (p->records[i].seq > *highest_seq)
-            *highest_seq = p->records[i].seq;
+    for (size_t i = 0; i < round->count; i++) {
+        struct statement *statement = round->statements[i];
+        if (statement != NULL && statement->failed)
+            item_of(statement)->told = 0; /* notifies again when it succeeds */
+        if (round->records[i].seq > highest_seq)
+            highest_seq = round->records[i].seq;
     }
-    return failed;
+    return highest_seq;
 }
 
 size_t publication_sample_keys(const struct publication *p, size_t turn, uint8_t *keys, size_t cap)

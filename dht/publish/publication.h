@@ -1,7 +1,7 @@
 /*
- * What a node publishes, and what it has told so far: one item per key, in the order in which they
- * are put: experts, prefixes (one record per proper prefix, in parts if it is very long), and the
- * node itself under two keys; when it withdraws, the experts last. Used by the handler's thread
+ * What a node publishes, and what it has published so far: one item per key, in the order in which
+ * they are put: experts, prefixes (one record per proper prefix, in parts if it is very long), and
+ * the node itself under two keys; when it withdraws, the experts last. Used by the handler's thread
  * only.
  */
 #ifndef SKEP_DHT_PUBLISH_PUBLICATION_H
@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <skep/status.h>
 #include "dht/publish/handler.h"
+#include "dht/publish/publisher_round.h"
 
 struct publication;
 
@@ -33,22 +34,12 @@ SKEP_MUST_CHECK skep_status publication_extend(const struct publication *before,
                                                struct publication **out, struct skep_error *err);
 void publication_free(struct publication *publication); /* NULL is allowed */
 
-enum publication_scope {
-    PUBLISH_ALL,
-    PUBLISH_FAILED,  /* what failed or was never told in the last round */
-    PUBLISH_OFFLINE, /* withdraw everything that readers may still find */
-};
-
 /* How things stand for one round. */
 struct publication_state {
-    enum publication_scope scope;
     const struct endpoint *endpoints; /* at least one */
     size_t endpoint_count;
     uint32_t features;
     const char *version;
-    int64_t now_s; /* directory_now_ms() */
-    uint32_t lifetime_s;
-    uint32_t clock_skew_s;
 };
 
 /* What is asked of the node about each expert, with `arg`: as in struct handler_config. */
@@ -67,18 +58,14 @@ size_t publication_update(struct publication *publication, const struct publicat
                           const struct publication_state *state, const struct record_expert **out);
 
 /*
- * The records of a round. Those that are not to be published any more but may still be found are
- * replaced by ones that say so and that outlive them.
- * @param declarations  view, valid until the next call; with their records.
- * @return how many, possibly 0.
+ * Adds the records of a round; none if memory is short. Those that are not to be published any more
+ * but may still be found are replaced by ones that say so and that outlive them. Some records only
+ * notify listeners (docs/records.md, "Change notifications"): they have no statement.
  */
-size_t publication_round(struct publication *publication, const struct publication_state *state,
-                         struct declaration **declarations);
-/* How many of the last round's records only notify listeners (docs/records.md, "Change
- * notifications"). */
-size_t publication_notifications(const struct publication *publication);
-/* Notes the outcomes. Returns how many failed; *highest_seq gets the newest seq given out. */
-size_t publication_note(struct publication *publication, uint64_t *highest_seq);
+void publication_round(struct publication *publication, const struct publication_state *state,
+                       struct publisher_round *round);
+/* After publisher_round_note(). Returns the newest sequence number that the round used. */
+uint64_t publication_ended(const struct publisher_round *round);
 
 /* At most `cap` of our keys, as a sample for directory_find_own(): the node's first, then others,
  * beginning at another one for each `turn`. Returns how many. */

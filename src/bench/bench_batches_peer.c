@@ -183,18 +183,20 @@ static void on_declared(void *arg, struct declaration *declarations, size_t coun
 
 /* What a node with these experts says in its first round. */
 static skep_status fill_round(struct batch *b, struct publication **out,
-                              struct declaration **declarations, struct skep_error *err)
+                              struct publisher_round *round, struct skep_error *err)
 {
     struct handler_expert *experts = mem_calloc(b->count, sizeof(*experts));
     const struct publication_state state = {
-        .scope = PUBLISH_ALL,
         .endpoints = &b->endpoint,
         .endpoint_count = 1,
         .version = "bench",
+    };
+
+    *round = (struct publisher_round){
+        .scope = PUBLISH_ALL,
         .now_s = clock_wall_ms() / 1000,
         .lifetime_s = LIFETIME_S - 60, /* clocks of one machine, but seconds are cut */
     };
-
     if (experts == NULL)
         return error_no_memory(err, "batch of experts", b->count * sizeof(*experts));
     for (size_t i = 0; i < b->count; i++)
@@ -202,7 +204,10 @@ static skep_status fill_round(struct batch *b, struct publication **out,
     skep_status rc = publication_new(swarm_record(b->swarm), swarm_identity(b->swarm), experts,
                                      b->count, out, err);
     if (rc == SKEP_OK)
-        b->answer.asked = publication_round(*out, &state, declarations);
+        publication_round(*out, &state, round);
+    if (rc == SKEP_OK && round->count == 0)
+        rc = error_no_memory(err, "records to publish", b->count);
+    b->answer.asked = round->count;
     mem_free(experts);
     return rc;
 }
@@ -210,14 +215,14 @@ static skep_status fill_round(struct batch *b, struct publication **out,
 static skep_status declare(struct batch *b, struct skep_error *err)
 {
     struct publication *publication = NULL;
-    struct declaration *declarations = NULL;
+    struct publisher_round round;
     struct wait w;
     uint64_t start_ns = bench_now_ns();
-    skep_status rc = fill_round(b, &publication, &declarations, err);
+    skep_status rc = fill_round(b, &publication, &round, err);
 
     wait_init(&w);
     if (rc == SKEP_OK)
-        rc = directory_declare(swarm_directory(b->swarm), declarations, b->answer.asked,
+        rc = directory_declare(swarm_directory(b->swarm), round.declarations, b->answer.asked,
                                clock_deadline_us(BATCH_MS), on_declared, &w, err);
     if (rc == SKEP_OK) {
         pthread_mutex_lock(&w.lock);
@@ -226,9 +231,10 @@ static skep_status declare(struct batch *b, struct skep_error *err)
         pthread_mutex_unlock(&w.lock);
         b->answer.ns = bench_now_ns() - start_ns;
         for (size_t i = 0; i < b->answer.asked; i++)
-            b->answer.good += declarations[i].outcome == SKEP_OK;
+            b->answer.good += round.declarations[i].outcome == SKEP_OK;
     }
     wait_fini(&w);
+    publisher_round_fini(&round);
     publication_free(publication);
     return rc;
 }
@@ -253,11 +259,11 @@ static skep_status encode_round(struct batch *b, struct declaration *declaration
 static skep_status bare_put(struct batch *b, struct skep_error *err)
 {
     struct publication *publication = NULL;
-    struct declaration *declarations = NULL;
+    struct publisher_round round;
     struct bytes *encoded = NULL;
     struct ask *asks = NULL;
     struct wait w;
-    skep_status rc = fill_round(b, &publication, &declarations, err);
+    skep_status rc = fill_round(b, &publication, &round, err);
 
     wait_init(&w);
     if (rc != SKEP_OK)
@@ -268,15 +274,15 @@ static skep_status bare_put(struct batch *b, struct skep_error *err)
         rc = error_no_memory(err, "records", b->answer.asked * sizeof(*encoded));
         goto out;
     }
-    rc = encode_round(b, declarations, encoded, err);
+    rc = encode_round(b, round.declarations, encoded, err);
     if (rc != SKEP_OK)
         goto out;
     uint64_t start_ns = bench_now_ns();
     for (size_t i = 0; i < b->answer.asked; i++) {
         await_turn(&w, i);
         asks[i].wait = &w;
-        runner_put(swarm_runner(b->swarm), declarations[i].key,
-                   record_value_id(declarations[i].record), record_type_for(LIFETIME_S),
+        runner_put(swarm_runner(b->swarm), round.declarations[i].key,
+                   record_value_id(round.declarations[i].record), record_type_for(LIFETIME_S),
                    encoded[i].data, encoded[i].len, on_ended, &asks[i]);
     }
     await_asks(&w, b->answer.asked, start_ns, &b->answer.ns);
@@ -288,6 +294,7 @@ out:
     mem_free(encoded);
     mem_free(asks);
     wait_fini(&w);
+    publisher_round_fini(&round);
     publication_free(publication);
     return rc;
 }

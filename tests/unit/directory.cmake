@@ -1,5 +1,7 @@
 skep_unit_test(test_directory MODULES dht TIMEOUT 900 ALONE)
 skep_unit_test(test_handler MODULES dht TIMEOUT 360)
+skep_unit_test(test_publisher MODULES dht TIMEOUT 360)
+set_property(TEST test_publisher APPEND PROPERTY LABELS threads)
 skep_unit_test(test_swarm MODULES dht TIMEOUT 360)
 skep_unit_test(test_directory_parts MODULES dht)
 skep_unit_test(test_replacement MODULES dht)

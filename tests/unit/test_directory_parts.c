@@ -219,6 +219,34 @@ static void forget(struct lookup_cache *cache, unsigned peer)
     lookup_cache_forget(cache, id, &(struct ranking){NULL, 0, 0});
 }
 
+/* The directory's lock is held meanwhile, and there may be 65,536 entries. */
+static void forgetting_a_peer_looks_at_no_entry(void **state)
+{
+    (void)state;
+    enum { ENTRIES = 1000 };
+    struct lookup_cache cache;
+    struct cache_entry *entries[ENTRIES];
+    uint8_t key[RECORD_KEY_BYTES] = {0};
+
+    assert_int_equal(lookup_cache_init(&cache, ENTRIES, NULL), SKEP_OK);
+    for (size_t i = 0; i < ENTRIES; i++) {
+        store_u32(key, (uint32_t)i);
+        entries[i] = lookup_cache_touch(&cache, key);
+        merge(&entries[i]->found, 1, 50, 2000, false);
+    }
+    forget(&cache, 1);
+    for (size_t i = 0; i < ENTRIES; i++) {
+        assert_int_equal(entries[i]->found.live, 1);
+        assert_true(entries[i]->looked_at != cache.forgets);
+    }
+    for (size_t i = 0; i < ENTRIES; i++) { /* each is held against the note when it is used */
+        store_u32(key, (uint32_t)i);
+        assert_ptr_equal(lookup_cache_find(&cache, key), entries[i]);
+        assert_int_equal(entries[i]->found.live, 0);
+    }
+    lookup_cache_fini(&cache);
+}
+
 static void a_record_that_comes_after_its_peer_was_forgotten_stays(void **state)
 {
     (void)state;
@@ -412,25 +440,39 @@ static void saving_where_it_cannot_be_says_where(void **state)
 static const struct endpoint here = {.host = "127.0.0.1", .port = 7001};
 static const struct record_swarm swarm = {.name = "test", .loopback = true, .clock_skew_s = 60};
 
-static struct publication_state state_at(int64_t now_s, enum publication_scope scope)
+static const struct publication_state state_here = {
+    .endpoints = &here, .endpoint_count = 1, .version = "1"};
+
+/* The records of a round at this time. */
+static struct publisher_round round_at(struct publication *p, int64_t now_s,
+                                       enum publisher_scope scope)
 {
-    return (struct publication_state){.scope = scope,
-                                      .endpoints = &here,
-                                      .endpoint_count = 1,
-                                      .version = "1",
-                                      .now_s = now_s,
-                                      .lifetime_s = 60,
-                                      .clock_skew_s = 60};
+    struct publisher_round round = {
+        .scope = scope, .now_s = now_s, .lifetime_s = 60, .clock_skew_s = 60};
+
+    publication_round(p, &state_here, &round);
+    return round;
 }
 
-static void end_round(struct publication *p, struct declaration *declarations, size_t count,
-                      skep_status outcome)
+static void end_round(struct publisher_round *round, skep_status outcome)
 {
-    uint64_t seq = 0;
+    for (size_t i = 0; i < round->count; i++)
+        round->declarations[i].outcome = outcome;
+    publisher_round_note(round);
+    (void)publication_ended(round);
+    assert_int_equal(round->failed, outcome == SKEP_OK ? 0 : round->said);
+    publisher_round_fini(round);
+}
 
-    for (size_t i = 0; i < count; i++)
-        declarations[i].outcome = outcome;
-    assert_int_equal(publication_note(p, &seq), outcome == SKEP_OK ? 0 : count);
+/* A whole round. Returns how many records it had. */
+static size_t play_round(struct publication *p, int64_t now_s, enum publisher_scope scope,
+                         skep_status outcome)
+{
+    struct publisher_round round = round_at(p, now_s, scope);
+    size_t count = round.count;
+
+    end_round(&round, outcome);
+    return count;
 }
 
 static bool none_publishable(void *arg, const char *uid, struct record_load *out)
@@ -446,7 +488,6 @@ static void only_what_failed_is_tried_again_and_only_what_was_told_is_withdrawn(
     struct identity identity;
     struct publication *p;
     const struct record_expert *locals;
-    struct declaration *d;
     const struct handler_expert experts[] = {{.uid = "a.1", .cls = "nop"},
                                              {.uid = "a.2", .cls = "nop"}};
     bool publishable = true;
@@ -454,50 +495,131 @@ static void only_what_failed_is_tried_again_and_only_what_was_told_is_withdrawn(
 
     assert_int_equal(identity_generate(&identity, NULL), SKEP_OK);
     assert_int_equal(publication_new(&swarm, &identity, experts, 2, &p, NULL), SKEP_OK);
-    struct publication_state all = state_at(NOW, PUBLISH_ALL);
-    struct publication_state failed = state_at(NOW, PUBLISH_FAILED);
-    struct publication_state offline = state_at(NOW, PUBLISH_OFFLINE);
 
-    assert_int_equal(publication_round(p, &offline, &d), 0); /* nobody knows of us */
-    assert_int_equal(publication_update(p, &source, &all, &locals), 2);
-    /* 2 experts, 1 prefix, 2 of the node, and a bell for who listens to the prefix. */
-    assert_int_equal(publication_round(p, &all, &d), 6);
+    assert_int_equal(play_round(p, NOW, PUBLISH_OFFLINE, SKEP_OK), 0); /* nobody knows of us */
+    assert_int_equal(publication_update(p, &source, &state_here, &locals), 2);
+    /* 2 experts, 1 prefix, 2 of the node, and a notification of who listens to the prefix. */
+    struct publisher_round round = round_at(p, NOW, PUBLISH_ALL);
+    const struct declaration *d = round.declarations;
+    assert_int_equal(round.count, 6);
     assert_int_equal(d[5].record->prefix.coord_count, 0);
     assert_true(d[5].record->prefix.part >= d[2].record->prefix.parts);
     assert_memory_equal(d[5].key, d[2].key, RECORD_KEY_BYTES);
     assert_true(record_value_id(d[5].record) != record_value_id(d[2].record));
-    end_round(p, d, 6, SKEP_OK);
-    assert_int_equal(publication_round(p, &failed, &d), 0);
-    assert_int_equal(publication_round(p, &all, &d), 5);
-    end_round(p, d, 5, SKEP_UNAVAILABLE);
-    assert_int_equal(publication_round(p, &failed, &d), 6);
-    end_round(p, d, 6, SKEP_OK);
+    end_round(&round, SKEP_OK);
+    assert_int_equal(play_round(p, NOW, PUBLISH_CHANGED, SKEP_OK), 0);
+    assert_int_equal(play_round(p, NOW, PUBLISH_ALL, SKEP_UNAVAILABLE), 5);
+    assert_int_equal(play_round(p, NOW, PUBLISH_CHANGED, SKEP_OK), 6);
 
     publishable = false;
-    assert_int_equal(publication_update(p, &source, &all, &locals), 0);
-    assert_int_equal(publication_round(p, &all, &d), 6);
+    assert_int_equal(publication_update(p, &source, &state_here, &locals), 0);
+    round = round_at(p, NOW, PUBLISH_ALL);
+    d = round.declarations;
+    assert_int_equal(round.count, 6);
     assert_true(d[0].record->expert.offline);
     assert_int_equal(d[2].record->prefix.coord_count, 0);
     assert_string_equal(d[3].record->node.state, "online");
-    end_round(p, d, 6, SKEP_OK);
-    assert_int_equal(publication_round(p, &all, &d), 2); /* said once is enough */
-    end_round(p, d, 2, SKEP_OK);
+    end_round(&round, SKEP_OK);
+    assert_int_equal(play_round(p, NOW, PUBLISH_ALL, SKEP_OK), 2); /* said once is enough */
     publishable = true;
-    assert_int_equal(publication_update(p, &source, &all, &locals), 2);
-    assert_int_equal(publication_round(p, &all, &d), 6);
-    end_round(p, d, 6, SKEP_OK);
+    assert_int_equal(publication_update(p, &source, &state_here, &locals), 2);
+    assert_int_equal(play_round(p, NOW, PUBLISH_ALL, SKEP_OK), 6);
 
     /* Now what is watched and searched comes first, and the experts, who may be many, last. */
-    assert_int_equal(publication_round(p, &offline, &d), 6);
+    round = round_at(p, NOW, PUBLISH_OFFLINE);
+    d = round.declarations;
+    assert_int_equal(round.count, 6);
+    assert_int_equal(round.said, 5);
     assert_int_equal(d[0].record->prefix.coord_count, 0);
     assert_string_equal(d[2].record->node.state, "offline");
     assert_true(d[3].record->prefix.part >= d[0].record->prefix.parts);
-    assert_int_equal(publication_notifications(p), 1);
     assert_true(d[4].record->expert.offline && d[5].record->expert.offline);
-    end_round(p, d, 6, SKEP_OK);
-    struct publication_state later = state_at(NOW + 200, PUBLISH_OFFLINE);
-    assert_int_equal(publication_round(p, &later, &d), 0); /* it has all expired */
+    end_round(&round, SKEP_OK);
+    assert_int_equal(play_round(p, NOW + 200, PUBLISH_OFFLINE, SKEP_OK), 0); /* all has expired */
     publication_free(p);
+}
+
+static void without_memory_a_round_says_nothing_and_the_next_one_all(void **state)
+{
+    (void)state;
+    struct identity identity;
+    struct publication *p;
+    const struct handler_expert experts[] = {{.uid = "a.1", .cls = "nop"}};
+    const struct record_expert *locals;
+
+    assert_int_equal(identity_generate(&identity, NULL), SKEP_OK);
+    assert_int_equal(publication_new(&swarm, &identity, experts, 1, &p, NULL), SKEP_OK);
+    assert_int_equal(publication_update(p, &(struct publication_source){0}, &state_here, &locals),
+                     1);
+    for (long nth = 1; nth <= 3; nth++) {
+        mem_fail_at(nth);
+        assert_int_equal(play_round(p, NOW, PUBLISH_ALL, SKEP_OK), 0);
+        assert_false(mem_fail_pending());
+        mem_fail_at(0);
+    }
+    assert_int_equal(play_round(p, NOW, PUBLISH_CHANGED, SKEP_OK), 5);
+    publication_free(p);
+}
+
+/* ---- the rules of a round ---- */
+
+static const uint8_t some_key[RECORD_KEY_BYTES] = {1};
+
+/* The expiry of a statement said in a round of this time; 0: it is not due. */
+static int64_t say_at(struct statement *s, int64_t now_s, enum publisher_scope scope, bool alive,
+                      bool urgent, skep_status outcome)
+{
+    struct publisher_round round = {
+        .scope = scope, .now_s = now_s, .lifetime_s = 100, .clock_skew_s = 60};
+    int64_t expires_at = 0;
+
+    assert_true(publisher_round_reserve(&round, 1));
+    if (statement_is_due(s, &round, alive, urgent)) {
+        publisher_round_next(&round)->kind = RECORD_NODE;
+        publisher_round_say(&round, s, alive, some_key);
+        assert_int_equal(s->under_way, 1);
+        assert_true(s->failed);
+        expires_at = round.records[0].expires_at;
+        round.declarations[0].outcome = outcome;
+    }
+    publisher_round_note(&round);
+    assert_int_equal(s->under_way, 0);
+    publisher_round_fini(&round);
+    return expires_at;
+}
+
+static void a_withdrawal_outlives_what_it_contradicts(void **state)
+{
+    (void)state;
+    struct statement s = {.failed = true};
+
+    assert_int_equal(say_at(&s, NOW, PUBLISH_OFFLINE, false, false, SKEP_OK), 0);
+    assert_int_equal(say_at(&s, NOW, PUBLISH_ALL, true, false, SKEP_OK), NOW + 100);
+    assert_int_equal(say_at(&s, NOW + 10, PUBLISH_ALL, false, false, SKEP_UNAVAILABLE), NOW + 160);
+    /* It failed: it is said again, for no longer than needed, until nobody can find anything. */
+    assert_int_equal(say_at(&s, NOW + 20, PUBLISH_CHANGED, false, false, SKEP_UNAVAILABLE),
+                     NOW + 160);
+    assert_int_equal(say_at(&s, NOW + 159, PUBLISH_OFFLINE, false, false, SKEP_OK),
+                     NOW + 159 + RECORD_MIN_LIFETIME_S);
+    assert_int_equal(say_at(&s, NOW + 159, PUBLISH_OFFLINE, false, false, SKEP_OK), 0);
+    s.failed = true;
+    assert_int_equal(say_at(&s, NOW + 160, PUBLISH_OFFLINE, false, false, SKEP_OK), 0);
+    s.until_s = NOW + 2 * RECORD_MAX_LIFETIME_S;
+    assert_int_equal(say_at(&s, NOW, PUBLISH_OFFLINE, false, false, SKEP_OK),
+                     NOW + RECORD_MAX_LIFETIME_S);
+}
+
+static void a_round_of_changes_has_what_failed_and_what_is_urgent(void **state)
+{
+    (void)state;
+    struct statement s = {.failed = true};
+
+    assert_true(say_at(&s, NOW, PUBLISH_CHANGED, true, false, SKEP_OK) > 0);
+    assert_int_equal(say_at(&s, NOW, PUBLISH_CHANGED, true, false, SKEP_OK), 0);
+    assert_true(say_at(&s, NOW, PUBLISH_CHANGED, true, true, SKEP_UNAVAILABLE) > 0);
+    assert_true(say_at(&s, NOW, PUBLISH_CHANGED, true, false, SKEP_OK) > 0);
+    assert_true(say_at(&s, NOW, PUBLISH_CHANGED, false, true, SKEP_OK) > 0);
+    assert_int_equal(say_at(&s, NOW, PUBLISH_CHANGED, false, true, SKEP_OK), 0);
 }
 
 static bool all_but_one(void *arg, const char *uid, struct record_load *out)
@@ -519,7 +641,6 @@ static void one_expert_takes_the_place_of_another(void **state)
     struct identity identity;
     struct publication *before, *p;
     const struct record_expert *locals;
-    struct declaration *d;
     const struct handler_expert experts[] = {{.uid = "a.1", .cls = "nop"},
                                              {.uid = "a.2", .cls = "nop"}};
     const struct handler_expert more[] = {{.uid = "a.3", .cls = "nop"},
@@ -528,33 +649,33 @@ static void one_expert_takes_the_place_of_another(void **state)
 
     assert_int_equal(identity_generate(&identity, NULL), SKEP_OK);
     assert_int_equal(publication_new(&swarm, &identity, experts, 2, &before, NULL), SKEP_OK);
-    struct publication_state all = state_at(NOW, PUBLISH_ALL);
-    struct publication_state failed = state_at(NOW, PUBLISH_FAILED);
-    assert_int_equal(publication_update(before, &source, &all, &locals), 2);
-    assert_int_equal(publication_round(before, &all, &d), 6);
-    end_round(before, d, 6, SKEP_OK);
+    assert_int_equal(publication_update(before, &source, &state_here, &locals), 2);
+    assert_int_equal(play_round(before, NOW, PUBLISH_ALL, SKEP_OK), 6);
 
     assert_int_equal(publication_extend(before, &identity, more, 2, &p, NULL), SKEP_OK);
     publication_free(before);
     source.arg = "a.2"; /* which a.3 replaces */
-    assert_int_equal(publication_update(p, &source, &all, &locals), 2);
-    /* What was told goes on as told: only the newcomer has something to say at once. */
-    assert_int_equal(publication_round(p, &failed, &d), 1);
+    assert_int_equal(publication_update(p, &source, &state_here, &locals), 2);
+    /* What was published stays published: only the newcomer has something to say at once. */
+    struct publisher_round round = round_at(p, NOW, PUBLISH_CHANGED);
+    const struct declaration *d = round.declarations;
+    assert_int_equal(round.count, 1);
     assert_string_equal(d[0].record->expert.uid, "a.3");
     assert_int_equal(d[0].record->expert.claim.level, RECORD_CLAIM_NEW);
     assert_true(d[0].record->expert.claim.random);
     assert_int_equal(d[0].record->expert.claim.since_s, 1700000000);
-    end_round(p, d, 1, SKEP_OK);
+    end_round(&round, SKEP_OK);
     /* 3 experts of which one goes, the prefix, 2 of the node, and a change notification. */
-    assert_int_equal(publication_round(p, &all, &d), 7);
+    round = round_at(p, NOW, PUBLISH_ALL);
+    d = round.declarations;
+    assert_int_equal(round.count, 7);
     assert_int_equal(d[0].record->expert.claim.level, RECORD_CLAIM_KEPT);
     assert_true(d[1].record->expert.offline);
     assert_string_equal(d[1].record->expert.uid, "a.2");
     assert_int_equal(d[3].record->prefix.coord_count, 2);
     assert_int_equal(d[3].record->prefix.coords[1], 3);
-    end_round(p, d, 7, SKEP_OK);
-    assert_int_equal(publication_round(p, &all, &d), 5); /* a.2 has been withdrawn */
-    end_round(p, d, 5, SKEP_OK);
+    end_round(&round, SKEP_OK);
+    assert_int_equal(play_round(p, NOW, PUBLISH_ALL, SKEP_OK), 5); /* a.2 has been withdrawn */
     publication_free(p);
 }
 
@@ -567,7 +688,6 @@ static void a_very_long_prefix_is_split_into_parts_that_fit(void **state)
     struct identity identity;
     struct publication *p;
     const struct record_expert *locals;
-    struct declaration *d;
     size_t parts = 0, coords = 0;
     int64_t last = -1;
     const struct publication_source no_source = {0};
@@ -578,17 +698,17 @@ static void a_very_long_prefix_is_split_into_parts_that_fit(void **state)
     }
     assert_int_equal(identity_generate(&identity, NULL), SKEP_OK);
     assert_int_equal(publication_new(&swarm, &identity, experts, EXPERTS, &p, NULL), SKEP_OK);
-    struct publication_state all = state_at(clock_wall_ms() / 1000, PUBLISH_ALL);
-    assert_int_equal(publication_update(p, &no_source, &all, &locals), EXPERTS);
-    size_t count = publication_round(p, &all, &d);
-    for (size_t i = 0; i < count; i++) {
+    assert_int_equal(publication_update(p, &no_source, &state_here, &locals), EXPERTS);
+    struct publisher_round round = round_at(p, clock_wall_ms() / 1000, PUBLISH_ALL);
+    const struct declaration *d = round.declarations;
+    for (size_t i = 0; i < round.count; i++) {
         if (d[i].record->kind != RECORD_PREFIX)
             continue;
         struct bytes data = {0};
         const struct record_prefix *prefix = &d[i].record->prefix;
 
         if (prefix->coord_count == 0)
-            continue; /* a bell */
+            continue; /* a change notification */
         assert_int_equal(prefix->part, parts);
         assert_int_equal(prefix->parts, 3);
         for (size_t c = 0; c < prefix->coord_count; c++) {
@@ -603,6 +723,7 @@ static void a_very_long_prefix_is_split_into_parts_that_fit(void **state)
     }
     assert_int_equal(parts, 3);
     assert_int_equal(coords, EXPERTS);
+    publisher_round_fini(&round);
     publication_free(p);
     mem_free(uids);
     mem_free(experts);
@@ -620,6 +741,7 @@ int main(void)
         cmocka_unit_test(a_failed_allocation_leaves_a_set_as_it_was),
         cmocka_unit_test(the_cache_is_bounded_and_drops_the_oldest),
         cmocka_unit_test(forgetting_a_peer_empties_its_entries_only),
+        cmocka_unit_test(forgetting_a_peer_looks_at_no_entry),
         cmocka_unit_test(a_record_that_comes_after_its_peer_was_forgotten_stays),
         cmocka_unit_test(a_peer_is_forgotten_however_many_are_after_it),
         cmocka_unit_test(saved_peers_round_trip_and_garbage_is_left_out),
@@ -627,6 +749,9 @@ int main(void)
         cmocka_unit_test(every_damage_is_told),
         cmocka_unit_test(a_file_of_any_bytes_is_survived),
         cmocka_unit_test(saving_where_it_cannot_be_says_where),
+        cmocka_unit_test(without_memory_a_round_says_nothing_and_the_next_one_all),
+        cmocka_unit_test(a_withdrawal_outlives_what_it_contradicts),
+        cmocka_unit_test(a_round_of_changes_has_what_failed_and_what_is_urgent),
         cmocka_unit_test(only_what_failed_is_tried_again_and_only_what_was_told_is_withdrawn),
         cmocka_unit_test(one_expert_takes_the_place_of_another),
         cmocka_unit_test(a_very_long_prefix_is_split_into_parts_that_fit),

@@ -1,41 +1,76 @@
-/* See tracker_registry.h: what is known of each key, when to say it, and life. */
+/* See tracker_registry.h. The publisher (dht/publish/publisher.h) says when; what is here says
+ * what: the tracker's own record, and one for each key. */
 #include "node/tracking/tracker_registry.h"
 
-#include <sodium.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/clock.h"
 #include "base/error.h"
+#include "base/hash_table.h"
+#include "base/list.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "crypto/keyed_hash.h"
-#include "node/tracking/tracker_registry_internal.h"
+#include "dht/publish/publisher.h"
 
 enum {
-    ROUND_MS = 10 * 1000,       /* most that a round may take */
-    CHANGE_PAUSE_MS = 500,      /* between rounds of what has changed */
-    RETRY_MS = 2000,            /* before what failed is said again */
-    SECOND_ROUND_MS = 5 * 1000, /* after the first among peers: see the DHT handler */
-    LOOK_FOR_PEERS_MS = 250,    /* while there are none */
-    MAX_ROUNDS = 4,             /* under way */
+    ROUND_MS = 10 * 1000,  /* most that a round may take */
+    CHANGE_PAUSE_MS = 500, /* between rounds of what has changed */
+    MAX_ROUNDS = 4,        /* under way */
     FULL_LOG_MS = 10 * 60 * 1000,
+    MAX_ADDRESS_TEXT_BYTES = 360, /* of a record, which has room for 1,024 */
+};
+
+struct entry {
+    struct hash_node by_key;
+    struct list_link of_all;
+    char *key; /* owned */
+    size_t free, pending, servers;
+    struct statement statement;
+    bool published_free; /* free > 0 in the last record */
+};
+
+/* Lock order: publisher.lock and registry.lock are never held together. */
+struct tracker_registry {
+    struct tracker_registry_config config;
+    char version[32];
+    struct publisher *publisher;
+
+    pthread_mutex_t lock; /* guards all below */
+    struct hash_table table;
+    struct linked_list entries; /* owned */
+    bool urgent;                /* some entry differs from its record in a way that matters */
+    struct statement tracker;
+    size_t endpoint_count;
+    struct endpoint endpoints[RECORD_MAX_ENDPOINTS];
+    struct endpoint tvm;
+    struct tracker_registry_stats stats;
 };
 
 /* ---- entries; the lock is held ---- */
 
-struct entry *tracker_registry_find(struct tracker_registry *r, const char *key, size_t len,
-                                    uint64_t hash)
+static struct entry *find(const struct tracker_registry *r, const char *key, size_t len,
+                          uint64_t hash)
 {
-    struct hash_node *n = hash_table_first(&r->table, hash);
-
-    for (; n != NULL; n = hash_table_next(n)) {
-        struct entry *e = HASH_HOLDER(n, struct entry, node);
+    for (struct hash_node *n = hash_table_first(&r->table, hash); n != NULL;
+         n = hash_table_next(n)) {
+        struct entry *e = HASH_HOLDER(n, struct entry, by_key);
         if (strncmp(e->key, key, len) == 0 && e->key[len] == '\0')
             return e;
     }
     return NULL;
+}
+
+static struct entry *first_entry(const struct tracker_registry *r)
+{
+    return LIST_HOLDER(r->entries.first, struct entry, of_all);
+}
+
+static struct entry *next_entry(const struct entry *e)
+{
+    return LIST_HOLDER(e->of_all.next, struct entry, of_all);
 }
 
 static struct entry *add(struct tracker_registry *r, const char *key, size_t len, uint64_t hash)
@@ -59,36 +94,33 @@ static struct entry *add(struct tracker_registry *r, const char *key, size_t len
     }
     memcpy(e->key, key, len);
     e->key[len] = '\0';
-    e->failed = true;
-    e->next = r->entries;
-    e->link = &r->entries;
-    if (e->next != NULL)
-        e->next->link = &e->next;
-    r->entries = e;
-    hash_table_add(&r->table, &e->node, hash);
+    e->statement.failed = true;
+    list_prepend(&r->entries, &e->of_all);
+    hash_table_add(&r->table, &e->by_key, hash);
     return e;
 }
 
-void tracker_registry_drop(struct tracker_registry *r, struct entry *e)
+static void drop(struct tracker_registry *r, struct entry *e)
 {
-    hash_table_remove(&r->table, &e->node);
-    *e->link = e->next;
-    if (e->next != NULL)
-        e->next->link = e->link;
+    hash_table_remove(&r->table, &e->by_key);
+    list_remove(&r->entries, &e->of_all);
     mem_free(e->key);
     mem_free(e);
 }
 
-bool entry_is_gone(const struct entry *e)
+static bool is_alive(const struct entry *e)
 {
-    return e->free == 0 && e->pending == 0 && e->servers == 0;
+    return e->free > 0 || e->pending > 0 || e->servers > 0;
 }
 
-bool entry_is_urgent(const struct entry *e)
+/* Whether others must learn of it before the period is over. */
+static bool is_urgent(const struct entry *e)
 {
-    if (entry_is_gone(e))
-        return e->told && !e->told_gone;
-    return !e->told || e->told_gone || (e->free > 0) != e->told_free;
+    bool is_published = e->statement.until_s != 0;
+
+    if (!is_alive(e))
+        return is_published && !e->statement.gone;
+    return !is_published || e->statement.gone || (e->free > 0) != e->published_free;
 }
 
 void tracker_registry_changed(struct tracker_registry *r,
@@ -96,6 +128,7 @@ void tracker_registry_changed(struct tracker_registry *r,
 {
     const char *key = counters->key.data;
     size_t len = counters->key.len;
+    bool became_urgent = false;
 
     /* What no record can carry; and such a key is for no shell either. */
     if (len == 0 || len >= RECORD_RESOURCE_KEY_BYTES || memchr(key, '\0', len) != NULL ||
@@ -103,21 +136,22 @@ void tracker_registry_changed(struct tracker_registry *r,
         return;
     uint64_t hash = keyed_hash(key, len);
     pthread_mutex_lock(&r->lock);
-    struct entry *e = tracker_registry_find(r, key, len, hash);
+    struct entry *e = find(r, key, len, hash);
     if (e == NULL && counters->free + counters->pending + counters->servers > 0)
         e = add(r, key, len, hash);
     if (e != NULL) {
         e->free = counters->free;
         e->pending = counters->pending;
         e->servers = counters->servers;
-        if (entry_is_gone(e) && !e->told && r->round_count == 0) {
-            tracker_registry_drop(r, e); /* it came and went between two rounds */
-        } else if (entry_is_urgent(e) && !r->urgent) {
-            r->urgent = true;
-            pthread_cond_signal(&r->changed);
+        if (!is_alive(e) && e->statement.until_s == 0 && e->statement.under_way == 0) {
+            drop(r, e); /* it came and went between two rounds */
+        } else if (is_urgent(e) && !r->urgent) {
+            r->urgent = became_urgent = true;
         }
     }
     pthread_mutex_unlock(&r->lock);
+    if (became_urgent)
+        publisher_changed(r->publisher);
 }
 
 void tracker_registry_set_endpoints(struct tracker_registry *r, const struct endpoint *endpoints,
@@ -128,9 +162,8 @@ void tracker_registry_set_endpoints(struct tracker_registry *r, const struct end
     for (size_t i = 0; i < r->endpoint_count; i++)
         r->endpoints[i] = endpoints[i];
     r->tvm = *tvm;
-    r->refresh = true;
-    pthread_cond_signal(&r->changed);
     pthread_mutex_unlock(&r->lock);
+    publisher_refresh(r->publisher);
 }
 
 void tracker_registry_stats(struct tracker_registry *r, struct tracker_registry_stats *out)
@@ -141,73 +174,144 @@ void tracker_registry_stats(struct tracker_registry *r, struct tracker_registry_
     pthread_mutex_unlock(&r->lock);
 }
 
-/* ---- the thread ---- */
+/* ---- filling a round; the lock is held ---- */
 
-static uint64_t next_full_us(struct tracker_registry *r, bool has_peers)
+static void say_tracker(struct tracker_registry *r, struct publisher_round *round)
 {
-    uint32_t ms = r->config.update_period_s * 1000;
+    bool alive = round->scope != PUBLISH_OFFLINE;
+    uint8_t key[RECORD_KEY_BYTES];
 
-    if (!has_peers)
-        r->among_peers = 0;
-    else if (r->among_peers < 2 && ++r->among_peers == 1 && ms > SECOND_ROUND_MS)
-        ms = SECOND_ROUND_MS;
-    return clock_deadline_us(ms - randombytes_uniform(ms / 10 + 1));
+    if (!statement_is_due(&r->tracker, round, alive, false))
+        return;
+    struct record *record = publisher_round_next(round);
+    struct record_tracker *out = &record->tracker;
+    record->kind = RECORD_TRACKER;
+    out->endpoint_count = r->endpoint_count;
+    memcpy(out->endpoints, r->endpoints, sizeof(out->endpoints));
+    out->features = r->config.features;
+    out->tvm = r->tvm;
+    snprintf(out->version, sizeof(out->version), "%s", r->version);
+    out->key_count = (uint32_t)r->table.count;
+    out->offline = !alive;
+    record_key_trackers_shard(swarm_record(r->config.swarm),
+                              record_shard(swarm_identity(r->config.swarm)->peer_id), key);
+    publisher_round_say(round, &r->tracker, alive, key);
 }
 
-static uint64_t earlier(uint64_t a, uint64_t b)
+static uint32_t clamp(size_t n)
 {
-    return a < b ? a : b;
+    return n < UINT32_MAX ? (uint32_t)n : UINT32_MAX;
 }
 
-/* Waits for the next thing to say. False: it is over. */
-static bool wait_turn(struct tracker_registry *r, uint64_t full_us, uint64_t pause_us,
-                      enum round_scope *scope)
+static void say_entry(struct tracker_registry *r, struct publisher_round *round, struct entry *e)
 {
-    uint64_t retry_us = pause_us + (RETRY_MS - CHANGE_PAUSE_MS) * 1000u;
+    bool alive = is_alive(e) && round->scope != PUBLISH_OFFLINE;
+    uint8_t key[RECORD_KEY_BYTES];
 
-    *scope = SCOPE_CHANGED;
-    pthread_mutex_lock(&r->lock);
-    while (!r->closing) {
-        uint64_t now = clock_mono_us();
-        bool has_peers = swarm_peer_count(r->config.swarm) > 0;
-        bool joined = has_peers && !r->had_peers;
-        r->had_peers = has_peers;
-        if (r->refresh || joined || now >= full_us) {
-            *scope = SCOPE_ALL;
-            break;
-        }
-        bool may = r->round_count < MAX_ROUNDS && now >= pause_us;
-        if (may && (r->urgent || (r->failed && has_peers && now >= retry_us)))
-            break;
-        uint64_t until = full_us;
-        if (r->urgent && now < pause_us)
-            until = earlier(until, pause_us);
-        if (r->failed && has_peers && now < retry_us)
-            until = earlier(until, retry_us);
-        if (!has_peers)
-            until = earlier(until, clock_deadline_us(LOOK_FOR_PEERS_MS));
-        cond_wait_until(&r->changed, &r->lock, until);
+    if (!statement_is_due(&e->statement, round, alive, is_urgent(e)))
+        return;
+    struct record *record = publisher_round_next(round);
+    struct record_resource *out = &record->resource;
+    record->kind = RECORD_RESOURCE;
+    snprintf(out->key, sizeof(out->key), "%s", e->key);
+    out->endpoint_count = r->endpoint_count;
+    memcpy(out->endpoints, r->endpoints, sizeof(out->endpoints));
+    out->features = r->config.features;
+    out->tvm = r->tvm;
+    out->free = alive ? clamp(e->free) : 0;
+    out->pending = alive ? clamp(e->pending) : 0;
+    out->offline = !alive;
+    record_key_resource(swarm_record(r->config.swarm), e->key, key);
+    e->published_free = out->free > 0;
+    publisher_round_say(round, &e->statement, alive, key);
+}
+
+static void say_all(struct tracker_registry *r, struct publisher_round *round)
+{
+    r->urgent = false;
+    /* If memory is short, the next round tries again. */
+    if (r->endpoint_count == 0 || !publisher_round_reserve(round, r->table.count + 1))
+        return;
+    say_tracker(r, round);
+    for (struct entry *e = first_entry(r), *next; e != NULL; e = next) {
+        next = next_entry(e);
+        if (!is_alive(e) && !statement_is_known(&e->statement, round) &&
+            e->statement.under_way == 0)
+            drop(r, e); /* nobody can find it */
+        else
+            say_entry(r, round, e);
     }
-    r->refresh = false;
-    r->failed = false;
-    bool go_on = !r->closing;
-    pthread_mutex_unlock(&r->lock);
-    return go_on;
 }
 
-static void run(void *arg)
+/* ---- addresses, without the lock ---- */
+
+static bool may_be_told(const struct tracker_registry *r, const struct endpoint *e, size_t *room)
+{
+    char text[ENDPOINT_TEXT_BYTES];
+    struct endpoint again;
+    size_t len = strlen(endpoint_format(e, text)) + 3; /* and msgpack's head */
+
+    if (len > *room || !endpoint_is_usable(e) ||
+        endpoint_parse(&again, text, false, NULL) != SKEP_OK ||
+        (!swarm_record(r->config.swarm)->loopback && endpoint_is_loopback(e)))
+        return false;
+    for (const char *p = text; *p != '\0'; p++)
+        if (*p < 0x21 || *p > 0x7e)
+            return false;
+    *room -= len;
+    return true;
+}
+
+/* Addresses of what is free, as far as they help others and fit. */
+static void fill_addresses(struct tracker_registry *r, struct record_resource *out)
+{
+    struct endpoint *all = mem_calloc(RECORD_MAX_ADDRESSES, sizeof(*all));
+    size_t count, room = MAX_ADDRESS_TEXT_BYTES, kept = 0;
+
+    if (all == NULL)
+        return;
+    count = r->config.addresses(r->config.arg, out->key, all, RECORD_MAX_ADDRESSES);
+    for (size_t i = 0; i < count; i++)
+        if (may_be_told(r, &all[i], &room))
+            all[kept++] = all[i];
+    out->addresses = all;
+    out->address_count = kept;
+}
+
+/* ---- rounds, on the publisher's thread ---- */
+
+static void fill(void *arg, struct publisher_round *round)
 {
     struct tracker_registry *r = arg;
-    enum round_scope scope = SCOPE_ALL;
-    uint64_t full_us = 0;
 
-    do {
-        if (scope == SCOPE_ALL) {
-            r->had_peers = swarm_peer_count(r->config.swarm) > 0;
-            full_us = next_full_us(r, r->had_peers);
-        }
-        tracker_registry_publish(r, scope, clock_deadline_us(ROUND_MS));
-    } while (wait_turn(r, full_us, clock_deadline_us(CHANGE_PAUSE_MS), &scope));
+    pthread_mutex_lock(&r->lock);
+    say_all(r, round);
+    pthread_mutex_unlock(&r->lock);
+    for (size_t i = 0; i < round->count; i++)
+        if (round->records[i].kind == RECORD_RESOURCE && round->records[i].resource.free > 0)
+            fill_addresses(r, &round->records[i].resource);
+}
+
+static void drop_withdrawn(struct tracker_registry *r)
+{
+    for (struct entry *e = first_entry(r), *next; e != NULL; e = next) {
+        next = next_entry(e);
+        if (!is_alive(e) && e->statement.gone && !e->statement.failed &&
+            e->statement.under_way == 0)
+            drop(r, e);
+    }
+}
+
+static void ended(void *arg, struct publisher_round *round)
+{
+    struct tracker_registry *r = arg;
+
+    pthread_mutex_lock(&r->lock);
+    publisher_round_note(round);
+    r->stats.records_failed += round->failed;
+    r->stats.records_published += round->said - round->failed;
+    drop_withdrawn(r);
+    pthread_mutex_unlock(&r->lock);
 }
 
 /* ---- life ---- */
@@ -216,7 +320,7 @@ skep_status tracker_registry_new(const struct tracker_registry_config *config,
                                  struct tracker_registry **out, struct skep_error *err)
 {
     struct tracker_registry *r = mem_calloc(1, sizeof(*r));
-    skep_status rc;
+    skep_status rc = SKEP_OK;
 
     *out = NULL;
     if (r == NULL)
@@ -224,8 +328,20 @@ skep_status tracker_registry_new(const struct tracker_registry_config *config,
     r->config = *config;
     snprintf(r->version, sizeof(r->version), "%s", config->version != NULL ? config->version : "");
     pthread_mutex_init(&r->lock, NULL);
-    cond_init(&r->changed);
-    rc = hash_table_init(&r->table, 0) ? thread_start(&r->thread, "skep-registry", run, r, err)
+    r->tracker.failed = true;
+    const struct publisher_config rounds = {
+        .swarm = config->swarm,
+        .thread_name = "skep-registry",
+        .log_name = "tracker",
+        .update_period_s = config->update_period_s,
+        .round_ms = ROUND_MS,
+        .change_pause_ms = CHANGE_PAUSE_MS,
+        .max_rounds = MAX_ROUNDS,
+        .fill = fill,
+        .ended = ended,
+        .arg = r,
+    };
+    rc = hash_table_init(&r->table, 0) ? publisher_new(&rounds, &r->publisher, err)
                                        : error_no_memory(err, "registry", sizeof(*r));
     if (rc == SKEP_OK)
         *out = r;
@@ -238,20 +354,11 @@ void tracker_registry_free(struct tracker_registry *r, uint64_t deadline_us)
 {
     if (r == NULL)
         return;
-    pthread_mutex_lock(&r->lock);
-    r->closing = true;
-    pthread_cond_signal(&r->changed);
-    pthread_mutex_unlock(&r->lock);
-    if (r->thread.started) {
-        thread_join(&r->thread);
-        tracker_registry_wait_rounds(r, true);
-        tracker_registry_publish(r, SCOPE_OFFLINE, deadline_us);
-        tracker_registry_wait_rounds(r, false);
-    }
-    while (r->entries != NULL)
-        tracker_registry_drop(r, r->entries);
+    publisher_stop(r->publisher, deadline_us);
+    publisher_free(r->publisher);
+    while (first_entry(r) != NULL)
+        drop(r, first_entry(r));
     hash_table_fini(&r->table);
-    pthread_cond_destroy(&r->changed);
     pthread_mutex_destroy(&r->lock);
     mem_free(r);
 }
