@@ -1,5 +1,5 @@
 /* Keeping a runner connected: whom to contact, when, and what to tell people about it. */
-#include "dht/bootstrap/bootstrap.h"
+#include "dht/bootstrap/bootstrap_internal.h"
 
 #include <ifaddrs.h>
 #include <pthread.h>
@@ -11,8 +11,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/thread.h"
-#include "dht/bootstrap/peers_seen.h"
 #include "dht/bootstrap/peers_file.h"
 
 enum {
@@ -38,11 +36,8 @@ enum {
     /* Peers that contacted us count as dubious until they have answered us too. */
     HURRY_MS = 500,
 
-    CHECKS_AT_ONCE = 8,  /* peers that are looked into */
-    CHECK_ADDRESSES = 2, /* of each: a name has one for each family */
     LOOK_CHECKING_MS = 5,
     LATE_MS = 3000, /* to join: then it is said */
-    EXPLANATION_BYTES = 2048,
 
     MAX_KNOWN = 1024,
     INTRODUCTIONS = 3,
@@ -54,62 +49,6 @@ enum {
  * what is put among hundreds of new peers lands where others don't look.
  */
 static const uint32_t introduce_after_ms[INTRODUCTIONS] = {0, 3 * 1000, 27 * 1000};
-
-struct peer {
-    struct initial_peer initial;
-    char text[INITIAL_PEER_TEXT_BYTES];
-    bool is_name, saved;   /* is_name: also a tracker */
-    uint64_t resolving_us; /* since when its name is being resolved; 0: it is not */
-    enum resolver_scope place;
-    bool self; /* one of our own addresses */
-    size_t address_count;
-    struct address addresses[RESOLVER_MAX_ADDRESSES];
-    uint64_t contact_us; /* when to try next */
-    uint64_t tried_us;   /* first try since it was last there; 0: none */
-    unsigned tries;
-    bool present; /* in the routing table */
-    bool complained;
-    bool complain; /* as soon as it is known why it does not answer */
-    struct log_gate gate;
-    struct join_check *checks; /* under way; owned; NULL: none */
-    size_t check_count;
-    char why[SKEP_ERROR_MESSAGE_BYTES]; /* it does not answer; "": not known */
-};
-
-struct bootstrap {
-    struct runner *runner;
-    struct endpoint listen;
-    void (*placed)(void *arg, enum resolver_scope place);
-    void *arg;
-    const struct join_networks *networks;
-    char *peers_file;
-    uint32_t minute_ms;
-    struct resolver *resolver;
-    struct thread thread;
-    /* The thread alone: */
-    struct peer *peers;
-    size_t peer_count;
-    struct address *known;
-    size_t known_count;
-    struct peers_seen seen;
-    uint64_t started_us, save_us, hurry_us;
-    uint64_t introduce_us; /* when next */
-    unsigned introduced;   /* times since we were connected */
-    bool was_connected;
-    size_t checking;    /* peers that are looked into */
-    bool is_explaining; /* those that were to be looked into are */
-
-    pthread_mutex_t lock; /* guards the fields below */
-    pthread_cond_t changed;
-    bool closing;
-    bool woken;
-    bool expects_peers; /* some were configured or saved, other than ourselves */
-    unsigned good;
-    char *joined_line; /* to be logged then; owned */
-    bool is_late_said;
-    unsigned explain_asked, explain_begun, explain_done; /* counted */
-    char explanation[EXPLANATION_BYTES];
-};
 
 /* ---- addresses ---- */
 
@@ -304,134 +243,6 @@ static bool is_known(const struct bootstrap *b, const struct address *a)
     return false;
 }
 
-/* ---- why a peer does not answer ---- */
-
-/* False if nothing can be looked into: there is no address, or no room. */
-static bool begin_check(struct bootstrap *b, struct peer *p)
-{
-    if (p->checks != NULL)
-        return true;
-    if (p->address_count == 0 || b->checking == CHECKS_AT_ONCE)
-        return false;
-    p->checks = mem_calloc(CHECK_ADDRESSES, sizeof(*p->checks));
-    if (p->checks == NULL)
-        return false;
-    b->checking++;
-    p->check_count = p->address_count < CHECK_ADDRESSES ? p->address_count : CHECK_ADDRESSES;
-    for (size_t i = 0; i < p->check_count; i++)
-        join_check_begin(&p->checks[i], &p->addresses[i], b->networks);
-    return true;
-}
-
-static void end_check(struct bootstrap *b, struct peer *p)
-{
-    if (p->checks == NULL)
-        return;
-    for (size_t i = 0; i < p->check_count; i++)
-        join_check_end(&p->checks[i]);
-    mem_free(p->checks);
-    p->checks = NULL;
-    b->checking--;
-}
-
-static void complain(struct peer *p)
-{
-    p->complain = false;
-    log_warn("bootstrap peer %s: %s%s%s; trying again", p->text,
-             p->initial.is_tracker ? "the peers that it named do not answer"
-                                   : "does not answer on UDP",
-             p->why[0] != '\0' ? ": " : "", p->why);
-}
-
-/* The most telling of what was found at its addresses. */
-static void conclude(struct bootstrap *b, struct peer *p)
-{
-    const struct join_check *best = &p->checks[0];
-    char text[JOIN_CHECK_TEXT_BYTES];
-
-    for (size_t i = 1; i < p->check_count; i++)
-        if (join_check_finding(&p->checks[i]) < join_check_finding(best))
-            best = &p->checks[i];
-    snprintf(p->why, sizeof(p->why), "%s", join_check_say(best, text));
-    end_check(b, p);
-    if (p->complain)
-        complain(p);
-}
-
-static void look_at_checks(struct bootstrap *b)
-{
-    for (size_t i = 0; i < b->peer_count && b->checking > 0; i++) {
-        struct peer *p = &b->peers[i];
-        bool is_over = true;
-        for (size_t k = 0; p->checks != NULL && k < p->check_count; k++)
-            is_over = join_check_look(&p->checks[k]) && is_over;
-        if (p->checks != NULL && is_over)
-            conclude(b, p);
-    }
-}
-
-static const char *why_silent(const struct peer *p)
-{
-    if (p->why[0] != '\0')
-        return p->why;
-    if (p->address_count > 0)
-        return "does not answer on UDP";
-    return p->initial.is_tracker ? "no answer yet, neither to its name nor from the tracker"
-                                 : "its name is still being looked up";
-}
-
-/* About each that was configured, as far as there is room. */
-static void write_explanation(struct bootstrap *b, char out[static EXPLANATION_BYTES])
-{
-    size_t used = 0, more = 0;
-
-    out[0] = '\0';
-    for (size_t i = 0; i < b->peer_count; i++) {
-        const struct peer *p = &b->peers[i];
-        char one[INITIAL_PEER_TEXT_BYTES + SKEP_ERROR_MESSAGE_BYTES + 8];
-
-        if (p->saved || p->self || p->present)
-            continue;
-        int len =
-            snprintf(one, sizeof(one), "%s%s: %s", used > 0 ? "; " : "", p->text, why_silent(p));
-        if (len < 0 || (size_t)len >= EXPLANATION_BYTES - used) {
-            more++;
-            continue;
-        }
-        memcpy(out + used, one, (size_t)len + 1);
-        used += (size_t)len;
-    }
-    if (more > 0)
-        snprintf(out + used, EXPLANATION_BYTES - used, "; and %zu more", more);
-}
-
-/* Begins what was asked for, and hands out what came of it. */
-static void explain(struct bootstrap *b)
-{
-    char text[EXPLANATION_BYTES];
-
-    pthread_mutex_lock(&b->lock);
-    bool wanted = b->explain_asked != b->explain_done;
-    bool begins = wanted && !b->is_explaining;
-    if (begins)
-        b->explain_begun = b->explain_asked;
-    pthread_mutex_unlock(&b->lock);
-    for (size_t i = 0; begins && i < b->peer_count; i++)
-        if (!b->peers[i].saved && !b->peers[i].self && !b->peers[i].present)
-            (void)begin_check(b, &b->peers[i]);
-    b->is_explaining = wanted;
-    look_at_checks(b);
-    if (!wanted || b->checking > 0)
-        return;
-    write_explanation(b, text);
-    b->is_explaining = false;
-    pthread_mutex_lock(&b->lock);
-    memcpy(b->explanation, text, sizeof(text));
-    b->explain_done = b->explain_begun;
-    pthread_cond_broadcast(&b->changed);
-    pthread_mutex_unlock(&b->lock);
-}
-
 /* Whether the peer answered, and what to tell people about it. */
 static void look_at(struct bootstrap *b, struct peer *p)
 {
@@ -451,8 +262,8 @@ static void look_at(struct bootstrap *b, struct peer *p)
                p->tried_us + ANSWER_MS * UINT64_C(1000) <= clock_mono_us() &&
                log_gate_open(&p->gate, COMPLAIN_MS, &suppressed)) {
         p->complain = p->complained = true;
-        if (!begin_check(b, p))
-            complain(p);
+        if (!peer_check_begin(b, p))
+            peer_complain(p);
     }
     p->present = present;
 }
@@ -563,7 +374,7 @@ static void look(struct bootstrap *b)
     take_resolutions(b);
     contact_missing(b, status.good_nodes < PEER_FLOOR);
     contact_seen(b, status.good_nodes < PEER_FLOOR);
-    explain(b);
+    peer_checks_look(b);
     tell(b, status.good_nodes);
     introduce(b, status.good_nodes > 0);
 
@@ -614,7 +425,7 @@ static void run(void *arg)
         pthread_mutex_unlock(&b->lock);
     }
     for (size_t i = 0; i < b->peer_count; i++)
-        end_check(b, &b->peers[i]);
+        peer_check_end(b, &b->peers[i]);
     b->known_count = runner_known_peers(b->runner, b->known, MAX_KNOWN);
     save(b);
 }
@@ -759,40 +570,6 @@ skep_status bootstrap_log_joined(struct bootstrap *b, const char *line, struct s
     pthread_mutex_unlock(&b->lock);
     mem_free(before);
     return SKEP_OK;
-}
-
-/* The names of peers about which nothing was found out. They never change. */
-static void list_tried(const struct bootstrap *b, char *out, size_t cap)
-{
-    size_t used = 0;
-
-    out[0] = '\0';
-    for (size_t i = 0; i < b->peer_count && used < cap; i++) {
-        if (b->peers[i].saved)
-            continue;
-        int len =
-            snprintf(out + used, cap - used, "%s%s", used == 0 ? "tried " : ", ", b->peers[i].text);
-        used += len > 0 ? (size_t)len : 0;
-    }
-}
-
-bool bootstrap_explain(struct bootstrap *b, uint64_t deadline_us, char *out, size_t cap)
-{
-    pthread_mutex_lock(&b->lock);
-    unsigned mine = ++b->explain_asked;
-    b->woken = true;
-    pthread_cond_broadcast(&b->changed);
-    /* Counters wrap together. */
-    while (b->expects_peers && b->good == 0 && (int)(b->explain_done - mine) < 0)
-        if (!cond_wait_until(&b->changed, &b->lock, deadline_us))
-            break;
-    bool joined = !b->expects_peers || b->good > 0;
-    bool is_done = (int)(b->explain_done - mine) >= 0;
-    snprintf(out, cap, "%s", is_done ? b->explanation : "");
-    pthread_mutex_unlock(&b->lock);
-    if (!joined && !is_done)
-        list_tried(b, out, cap);
-    return joined;
 }
 
 unsigned bootstrap_peer_count(struct bootstrap *b)

@@ -3,7 +3,7 @@
  * at a multiple of 64 bytes in the array; the gaps are zeros in parameters and gradients alike, so
  * that the optimizer sweeps over the whole array without knowing of them.
  */
-#include "experts/expert.h"
+#include "experts/expert_internal.h"
 
 #include <assert.h>
 #include <inttypes.h>
@@ -16,38 +16,12 @@
 #include "base/error.h"
 #include "base/tensor.h"
 #include "base/text.h"
-#include "experts/class.h"
 #include "experts/init.h"
-#include "experts/optimizer.h"
-#include "experts/snapshot.h"
 
 enum {
     MIN_HIDDEN = 1,
     MAX_HIDDEN = 65536,
     PARAMETER_ALIGN = 16, /* elements */
-};
-
-struct expert {
-    const struct expert_class *cls;
-    struct expert_settings settings;
-    struct expert_plan plan;
-    float *values; /* owned: mem_free() */
-    size_t total;  /* elements of values, gaps included */
-    uint64_t parameter_count;
-    /* Where each parameter lies in `values`, and its elements. */
-    size_t offset[EXPERT_MAX_PARAMETERS];
-    size_t count[EXPERT_MAX_PARAMETERS];
-    const float *params[EXPERT_MAX_PARAMETERS];
-    struct half half; /* copies of the matrices; zeroed in float32 */
-    bool is_half;
-    struct optimizer optimizer;
-    struct snapshot_gate gate; /* guards values and the optimizer's arrays against copies */
-    /* What its class has listed last, if it owns the state. */
-    const struct skep_named_tensor *saved;
-    size_t saved_count;
-    /* Read by any thread. */
-    _Atomic uint64_t updates;
-    _Atomic uint64_t skipped;
 };
 
 void skep_expert_options_init(struct skep_expert_options *options)
@@ -576,8 +550,7 @@ size_t expert_parameters(struct expert *expert, const char **names, DLTensor *vi
     return expert->plan.parameter_count;
 }
 
-/* Copies a value into parameter i of an array laid out like `values`. */
-static skep_status set_values(struct expert *e, float *array, size_t i, const DLTensor *value,
+skep_status expert_set_values(struct expert *e, float *array, size_t i, const DLTensor *value,
                               struct skep_error *err)
 {
     struct expert_parameter *p = &e->plan.parameters[i];
@@ -612,131 +585,5 @@ skep_status expert_set_parameter(struct expert *expert, const char *name, const 
     if (i == expert->plan.parameter_count)
         return error_set(err, SKEP_NOT_FOUND, "expert class %s has no parameter \"%s\"",
                          expert->cls->name, name);
-    return set_values(expert, expert->values, i, value, err);
-}
-
-/* --- state --------------------------------------------------------------------------------- */
-
-const struct skep_expert_options *expert_settings(const struct expert *expert)
-{
-    return &expert->settings.options;
-}
-
-static float *state_array(struct expert *e, size_t array)
-{
-    float *const arrays[] = {e->values, e->optimizer.m, e->optimizer.v};
-
-    return arrays[array];
-}
-
-const char *expert_state_array(const struct expert *expert, size_t array)
-{
-    const struct optimizer *opt = &expert->optimizer;
-
-    if (array == 0)
-        return "";
-    if (array == 1 && opt->m != NULL)
-        return opt->v != NULL ? "exp_avg" : "momentum_buffer";
-    return array == 2 && opt->v != NULL ? "exp_avg_sq" : NULL;
-}
-
-bool expert_owns_state(const struct expert *expert)
-{
-    return expert->cls->save != NULL;
-}
-
-size_t expert_saved_state(const struct expert *expert, const struct skep_named_tensor **tensors)
-{
-    *tensors = expert->saved;
-    return expert->saved_count;
-}
-
-skep_status expert_load_state(struct expert *expert, const struct skep_named_tensor *tensors,
-                              size_t count, struct skep_error *err)
-{
-    return expert->cls->load(&expert->plan, tensors, count, err);
-}
-
-size_t expert_state_bytes(const struct expert *expert)
-{
-    size_t arrays = 1;
-
-    while (expert_state_array(expert, arrays) != NULL)
-        arrays++;
-    return arrays * expert->total * sizeof(float);
-}
-
-struct copying {
-    struct expert *expert;
-    struct expert_counters *counters;
-    /* Of the class, if it owns the state. */
-    skep_status rc;
-    struct skep_error err;
-};
-
-/* At the moment of the snapshot, when no step is under way. */
-static void begin_copy(void *arg)
-{
-    struct copying *c = arg;
-    struct expert *e = c->expert;
-
-    if (expert_owns_state(e))
-        c->rc = e->cls->save(&e->plan, &e->saved, &e->saved_count, &c->err);
-
-    *c->counters = (struct expert_counters){
-        .updates = expert_update_count(c->expert),
-        .skipped = expert_skipped_count(c->expert),
-        .steps = c->expert->optimizer.step,
-    };
-}
-
-skep_status expert_snapshot(struct expert *expert, float *copy, struct expert_counters *counters,
-                            uint64_t deadline_us, struct skep_error *err)
-{
-    struct snapshot_part parts[SNAPSHOT_MAX_PARTS];
-    struct copying copying = {.expert = expert, .counters = counters};
-    size_t count = 0;
-
-    for (; expert_state_array(expert, count) != NULL; count++)
-        parts[count] = (struct snapshot_part){
-            .from = (const uint8_t *)state_array(expert, count),
-            .to = (uint8_t *)(copy + count * expert->total),
-            .bytes = expert->total * sizeof(float),
-        };
-    skep_status rc =
-        snapshot_take(&expert->gate, parts, count, begin_copy, &copying, deadline_us, err);
-    return rc == SKEP_OK && copying.rc != SKEP_OK
-               ? error_set(err, copying.rc, "%s", copying.err.message)
-               : rc;
-}
-
-DLTensor expert_state_view(struct expert *expert, float *copy, size_t array, size_t parameter)
-{
-    struct expert_parameter *p = &expert->plan.parameters[parameter];
-
-    return (DLTensor){
-        .data = copy + array * expert->total + expert->offset[parameter],
-        .device = {.device_type = kDLCPU},
-        .ndim = p->ndim,
-        .dtype = DTYPE_F32,
-        .shape = p->shape,
-    };
-}
-
-uint64_t expert_snapshot_wait_us(struct expert *expert)
-{
-    return snapshot_longest_wait_us(&expert->gate);
-}
-
-skep_status expert_set_state(struct expert *expert, size_t array, size_t parameter,
-                             const DLTensor *value, struct skep_error *err)
-{
-    return set_values(expert, state_array(expert, array), parameter, value, err);
-}
-
-void expert_set_counters(struct expert *expert, const struct expert_counters *counters)
-{
-    atomic_store_explicit(&expert->updates, counters->updates, memory_order_relaxed);
-    atomic_store_explicit(&expert->skipped, counters->skipped, memory_order_relaxed);
-    expert->optimizer.step = counters->steps;
+    return expert_set_values(expert, expert->values, i, value, err);
 }

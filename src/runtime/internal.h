@@ -170,5 +170,19 @@ bool runtime_run(struct runtime *runtime, struct batch *batch);
 void runtime_notice(struct runtime *runtime, const struct task_pool *pool, uint64_t now_us);
 /* Tasks wait and something has ended: the same for all of them. The lock is held. */
 void runtime_wake_workers(struct runtime *runtime, uint64_t now_us);
+/* The rest is for the watchdog; the lock is held. */
+/* When a pool with waiting tasks may pass the batches that run; CLOCK_NEVER: none. */
+uint64_t runtime_next_pass(const struct runtime *runtime, uint64_t now_us);
+/* A pool of the group has stalled, or not any more; a stalled one's tasks move to `failed`. */
+void runtime_set_group_stalled(struct runtime *runtime, const struct task_pool *of, bool is_stalled,
+                               struct task_list *failed);
+/* Joins and frees the threads that have ended. */
+void runtime_reap_workers(struct runtime *runtime);
+/* @param out  not NULL: one of the first workers. */
+skep_status runtime_add_worker(struct runtime *runtime, enum lane lane, struct worker **out,
+                               struct skep_error *err);
+
+/* watchdog.c: the thread. @param arg  the runtime. */
+void runtime_watch(void *arg);
 
 #endif
