@@ -30,13 +30,20 @@ _HOME = {
 
 # hivemind's names that Skep does not have, and what to use instead.
 _ELSEWHERE = {
-    "Optimizer": "experts are trained at their nodes (`skep node --optimizer`); Skep averages no "
-                 "parameters among peers",
-    "DecentralizedAverager": "Skep averages no parameters among peers",
+    "Optimizer": "experts are trained at their nodes (ModuleBackend, `skep node --optimizer`); Skep "
+                 "averages no parameters among peers",
     "GradScaler": "use torch.cuda.amp.GradScaler",
     "P2P": "connections are the library's; give DHT or Client their addresses",
-    "TrainingStateAverager": "Skep averages no parameters among peers",
-    "GradientAverager": "Skep averages no parameters among peers",
+    "PeerID": "a peer id is a text of 64 hex digits",
+    "Multiaddr": "addresses are \"host:port\"",
+    "TaskPool": "the library batches: see ModuleBackend and Server",
+    "Runtime": "the library's own: see Server",
+    "ConnectionHandler": "the library's own: see Server",
+    "get_dht_time": "use time.time(); records carry times of their own",
+    **dict.fromkeys(("DecentralizedAverager", "TrainingAverager", "TrainingStateAverager",
+                     "GradientAverager"), "Skep averages no parameters among peers"),
+    **dict.fromkeys(("MPFuture", "TimedStorage", "nested_flatten", "nested_pack", "nested_map",
+                     "get_logger", "use_hivemind_log_handler"), "a tool of hivemind itself"),
 }
 
 __all__: List[str] = sorted(_HOME)

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import queue
 import threading
 from typing import Any, Callable, List, Optional
 
@@ -122,46 +123,80 @@ def check(status: int, error: Any = None) -> None:
         raise exception(status, error)
 
 
+class _Job:
+    """One function that blocks in C, and what came of it."""
+
+    def __init__(self, function: Callable[[], Any],
+                 dispose: Optional[Callable[[Any], None]]) -> None:
+        self.function, self.dispose = function, dispose
+        self.value: Any = None
+        self.failure: Optional[BaseException] = None
+        self.ended = threading.Lock()  # held until it has ended
+        self.ended.acquire()
+        self.handover = threading.Lock()  # guards the two below
+        self.is_done = self.is_abandoned = False
+
+    def work(self) -> None:
+        try:
+            self.value = self.function()
+        except BaseException as e:  # handed to the waiting thread
+            self.failure = e
+        with self.handover:
+            self.is_done = True
+            if self.is_abandoned:
+                self._drop()
+        self.ended.release()
+
+    def abandon(self) -> None:
+        """Nobody waits any more: the result goes to `dispose`."""
+        with self.handover:
+            self.is_abandoned = True
+            if self.is_done:
+                self._drop()
+
+    def _drop(self) -> None:
+        if self.failure is None and self.dispose is not None:
+            self.dispose(self.value)
+        self.value = None
+
+
+class _Worker:
+    """A thread that works on one job after the other, for the main thread."""
+
+    def __init__(self) -> None:
+        self.jobs: "queue.SimpleQueue[_Job]" = queue.SimpleQueue()
+        threading.Thread(target=self._main, name="skep-wait", daemon=True).start()
+
+    def _main(self) -> None:
+        while True:
+            self.jobs.get().work()
+
+
+_idle_workers: List[_Worker] = []  # of the main thread alone
+
+
 def run(function: Callable[[], Any], dispose: Optional[Callable[[Any], None]] = None) -> Any:
     """Runs a function that blocks in C, so that Ctrl-C ends the wait for it.
 
-    In the main thread, which alone receives signals, the function runs on a thread of its own. If
-    the wait is interrupted, the function goes on, and `dispose` gets its result.
+    In the main thread, which alone receives signals, a worker thread runs the function. If the wait
+    is interrupted, the function goes on, `dispose` gets its result, and the worker is not used
+    again.
     """
     if threading.current_thread() is not threading.main_thread():
         return function()
-    result: List[Any] = []
-    failure: List[BaseException] = []
-    ended = threading.Event()
-    handover = threading.Lock()  # guards `abandoned` and whether the result has a taker
-    abandoned = False
-
-    def work() -> None:
-        try:
-            value = function()
-        except BaseException as e:  # handed to the waiting thread
-            failure.append(e)
-        else:
-            with handover:
-                if not abandoned:
-                    result.append(value)
-                elif dispose is not None:
-                    dispose(value)
-        ended.set()
-
-    threading.Thread(target=work, name="skep-wait", daemon=True).start()
+    worker = _idle_workers.pop() if _idle_workers else _Worker()
+    job = _Job(function, dispose)
+    worker.jobs.put(job)
     try:
-        while not ended.wait(SLICE_MS / 1000):
+        while not job.ended.acquire(timeout=SLICE_MS / 1000):
             pass
     except BaseException:
-        with handover:
-            abandoned = True
-            if result and dispose is not None:
-                dispose(result.pop())
+        job.abandon()
         raise
-    if failure:
-        raise failure[0]
-    return result[0]
+    _idle_workers.append(worker)
+    if job.failure is not None:
+        raise job.failure
+    return job.value
 
 
 def milliseconds(seconds: Optional[float], name: str = "timeout") -> int:

@@ -1,6 +1,7 @@
 """Tensors of NumPy and PyTorch to and from the library, by pointer where they are contiguous."""
 
 import ctypes
+import functools
 import sys
 import weakref
 from typing import Any, List, Sequence, Tuple
@@ -55,10 +56,9 @@ def _describe(value: Any) -> Tuple[Any, int, Tuple[int, ...], Tuple[int, int]]:
     if is_torch(value):
         if _torch_table is None:
             _torch_table = _torch_types()
-        tensor = value.detach()
-        if tensor.device.type != "cpu":
-            tensor = tensor.cpu()
-        tensor = tensor.contiguous()
+        tensor = value
+        if not value.is_contiguous() or value.device.type != "cpu" or value.is_conj():
+            tensor = value.detach().cpu().resolve_conj().contiguous()
         if tensor.dtype not in _torch_table:
             raise TypeError("a tensor of %s, expected one of %s"
                             % (tensor.dtype, ", ".join(str(t) for t in _torch_table)))
@@ -73,6 +73,14 @@ def _describe(value: Any) -> Tuple[Any, int, Tuple[int, ...], Tuple[int, int]]:
         raise TypeError("an array of %s, expected one of %s"
                         % (array.dtype, ", ".join(str(t) for t in _NUMPY)))
     return array, array.ctypes.data, shape, _NUMPY[array.dtype]
+
+
+_Dims = ctypes.c_int64 * 8
+
+
+@functools.lru_cache(maxsize=None)
+def _dl_type(code: int, bits: int) -> Any:
+    return _abi.DLDataType(code, bits, 1)
 
 
 class Views:
@@ -90,15 +98,15 @@ class Views:
             owner, address, shape, (code, bits) = _describe(value)
             if len(shape) > 8:
                 raise ValueError("a tensor of %d dimensions, expected at most 8" % len(shape))
-            dims = (ctypes.c_int64 * max(1, len(shape)))(*shape)
+            dims = _Dims(*shape)
             view = self.tensors[i]
             view.data = address
             view.device = _CPU
             view.ndim = len(shape)
-            view.dtype.code, view.dtype.bits, view.dtype.lanes = code, bits, 1
+            view.dtype = _dl_type(code, bits)
             view.shape = dims
-            self.pointers[i] = ctypes.pointer(view)
-            self._keep += [owner, dims]
+            self.pointers[i].contents = view
+            self._keep.append((owner, dims))
 
 
 class Tensor:
@@ -159,10 +167,12 @@ def _drop_capsule(capsule: Any) -> None:
         library().skep_tensor_free(managed)
 
 
+_CAPSULE_NAME = ctypes.cast(_CAPSULE, ctypes.c_char_p)
+_CAPSULE_DROP = ctypes.cast(_drop_capsule, ctypes.c_void_p)
+
+
 def _capsule(managed: Any) -> Any:
-    return _new_capsule(ctypes.cast(managed, ctypes.c_void_p),
-                        ctypes.cast(_CAPSULE, ctypes.c_char_p),
-                        ctypes.cast(_drop_capsule, ctypes.c_void_p))
+    return _new_capsule(ctypes.addressof(managed.contents), _CAPSULE_NAME, _CAPSULE_DROP)
 
 
 def _array(address: int, shape: Tuple[int, ...], kind: Any, owner: Any) -> np.ndarray:

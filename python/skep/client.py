@@ -3,7 +3,6 @@
 import asyncio
 import ctypes
 import itertools
-import secrets
 import threading
 import weakref
 from dataclasses import dataclass
@@ -120,6 +119,9 @@ _CALL_DONE = _abi.FUNCTIONS["skep_remote_expert_forward_start"][1][4](_on_call_d
 _NO_CALLBACK = type(_CALL_DONE)()
 
 
+_Outputs = ctypes.POINTER(_abi.DLManagedTensor) * _tensors.MAX_TENSORS
+
+
 class _Call:
     """A forward or backward call under way. Freed by result(), or by end()."""
 
@@ -142,7 +144,7 @@ class _Call:
 
     def result(self) -> List[Any]:
         lib = library()
-        outputs = (ctypes.POINTER(_abi.DLManagedTensor) * _tensors.MAX_TENSORS)()
+        outputs = _Outputs()
         count = ctypes.c_size_t()
         error = _abi.skep_error()
         status = lib.skep_call_result(self.handle, outputs, _tensors.MAX_TENSORS,
@@ -269,6 +271,9 @@ class Expert(Handle):
     def _options(self, timeout: Optional[float], compression: Any, grad_compression: Any,
                  peer_id: Optional[str], request_id: Optional[bytes],
                  hedge_after: Optional[float]) -> Any:
+        if (timeout is None and compression is None and grad_compression is None
+                and peer_id is None and request_id is None and hedge_after is None):
+            return None  # the defaults
         options = _abi.skep_call_options()
         options.timeout_ms = milliseconds(timeout)
         options.hedge_after_ms = milliseconds(hedge_after, "hedge_after")
@@ -298,7 +303,7 @@ class Expert(Handle):
             arguments += [v.pointers, v.count]
         start = (lib.skep_remote_expert_forward_start if grads is None
                  else lib.skep_remote_expert_backward_start)
-        status = start(*arguments, ctypes.byref(options), callback, number,
+        status = start(*arguments, options, callback, number,
                        ctypes.byref(call.handle), ctypes.byref(error))
         if status != 0:
             _waiters.pop(number, None)
@@ -333,7 +338,7 @@ class Expert(Handle):
         request_id: 16 bytes; the same id at the same node is carried out once only.
         """
         options = self._options(timeout, compression, grad_compression, peer_id,
-                                request_id or secrets.token_bytes(16), None)
+                                request_id, None)
         return self._finish(self._start(inputs, grad_outputs, options))[0]
 
     async def _await(self, inputs: Sequence[Any], grads: Optional[Sequence[Any]],
@@ -372,7 +377,7 @@ class Expert(Handle):
                         request_id: Optional[bytes] = None) -> List[Any]:
         """As :meth:`backward`, for asyncio."""
         options = self._options(timeout, compression, grad_compression, peer_id,
-                                request_id or secrets.token_bytes(16), None)
+                                request_id, None)
         return await self._await(inputs, grad_outputs, options)
 
 

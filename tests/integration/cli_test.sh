@@ -140,7 +140,7 @@ for folder in . deploy; do
     script 2 'install-deps build' "$folder" "$path" nonsense
     script 0 'install-deps build' "$folder" "$path" --help
 done
-script 2 'install-deps: nonsense: expected build or test' . ./deploy/install-deps nonsense
+script 2 'install-deps: nonsense: expected build, python or test' . ./deploy/install-deps nonsense
 script 0 'tests/run --quick' . ./tests/run --help
 script 2 'tests/run --quick' tests ./run --nonsense
 script 2 'tests/run: --nonsense: unknown option' tests ./run --nonsense

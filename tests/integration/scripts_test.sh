@@ -47,11 +47,13 @@ asked packages-build
 for words in 'test' 'build test' 'test build' 'build build test'; do
     # shellcheck disable=SC2086 # words of a command line
     expect 0 'all packages are installed' deploy/install-deps $words
-    asked packages-build packages-test
+    asked packages-build packages-python packages-test
 done
+expect 0 'all packages are installed' deploy/install-deps build python
+asked packages-build packages-python
 expect 2 'deploy/install-deps build' deploy/install-deps
-expect 2 'install-deps: nonsense: expected build or test' deploy/install-deps build nonsense
-expect 2 'install-deps: --fast: expected build or test' deploy/install-deps --fast
+expect 2 'install-deps: nonsense: expected build, python or test' deploy/install-deps build nonsense
+expect 2 'install-deps: --fast: expected build, python or test' deploy/install-deps --fast
 expect 0 'deploy/install-deps build' deploy/install-deps --help
 for words in '--nonsense' 'build' '--moe more'; do
     # shellcheck disable=SC2086

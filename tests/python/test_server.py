@@ -369,3 +369,11 @@ print(server.experts[0])
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
                          env=environment)
     assert out.returncode == 0 and out.stdout == "own.0\n", out.stderr
+
+
+def test_the_example_of_an_own_expert_learns():
+    environment = dict(os.environ, PYTHONPATH=os.path.join(ROOT, "python"))
+    out = subprocess.run([sys.executable, os.path.join(ROOT, "examples/python/own_expert.py")],
+                         capture_output=True, text=True, timeout=120, env=environment)
+    assert out.returncode == 0, out.stdout + out.stderr
+    assert "200 updates" in out.stdout

@@ -7,7 +7,9 @@ import os
 import pickle
 import struct
 import subprocess
+import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -15,7 +17,9 @@ import pytest
 import torch
 
 import skep
-from conftest import GOLDEN, SKEP, new_swarm_name
+from conftest import GOLDEN, ROOT, SKEP, new_swarm_name
+
+SKEP_PYTHON = os.path.join(ROOT, "python")
 
 
 class LocalFFN(torch.nn.Module):
@@ -348,3 +352,29 @@ def test_threads_with_autograd(swarm):
     for t in threads:
         t.join()
     assert not failures
+
+
+def test_the_digits_are_learned_while_a_node_is_killed(nodes, tmp_path):
+    """examples/python/digits.py on three nodes, of which one is killed halfway."""
+    name = new_swarm_name()
+    uids = ["digits.%d.%d" % (i, j) for i in range(4) for j in range(4)]
+    started = []
+    for k in range(3):
+        started.append(nodes(name, "--expert-uids", ",".join(uids[k::3]), "--hidden-dim", "64",
+                             "--learning-rate", "3e-4",
+                             initial_peers=[n.address for n in started]))
+    progress = tmp_path / "progress"
+    example = os.path.join(os.path.dirname(SKEP_PYTHON), "examples/python/digits.py")
+    trainer = subprocess.Popen(
+        [sys.executable, example, "--initial-peers", started[0].address, "--swarm", name,
+         "--epochs", "8", "--progress", str(progress)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=dict(os.environ, PYTHONPATH=SKEP_PYTHON))
+    while trainer.poll() is None:
+        if progress.exists() and len(progress.read_text().splitlines()) >= 4:
+            started[1].kill()
+            break
+        time.sleep(0.02)
+    said = trainer.communicate(timeout=300)[0]
+    assert trainer.returncode == 0, said  # 96% or more
+    assert len(progress.read_text().splitlines()) == 8
