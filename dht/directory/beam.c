@@ -21,6 +21,7 @@
 enum {
     ASK_ROUND = 256,   /* experts looked up at once: an answer takes 20 KB */
     MAX_DOUBLINGS = 6, /* of what is asked ahead for one place in a beam */
+    MAX_BEST = 32,     /* candidates kept in order; more are cheaper in a heap */
     NO_NODE = UINT32_MAX,
 };
 
@@ -38,8 +39,9 @@ struct node {
     enum node_state state;
     bool watched;
     bool outside_counted;
-    struct prefix_view *view;   /* shared; of an active prefix */
-    struct provider *providers; /* owned; of an active expert */
+    struct prefix_view *view;   /* shared; of an active prefix, or where an expert is named */
+    size_t named_at;            /* of an expert: its index in that view */
+    struct provider *providers; /* owned; of an expert that was looked up */
     size_t provider_count;
     uint32_t expert; /* its index in the result; NO_NODE: not chosen */
 };
@@ -63,9 +65,14 @@ struct entry {
 };
 
 struct sample {
-    struct candidate *list; /* owned: a heap of `heap` of them, then those popped, last one first */
-    size_t cap;             /* of the list */
-    size_t total, heap;
+    /* Owned: first those in no order, or a heap of them; then the best, the best one last; then
+     * those popped, last one first. */
+    struct candidate *list;
+    size_t cap; /* of the list */
+    size_t total;
+    size_t left;        /* not popped yet */
+    size_t best;        /* of those left, how many stand in order */
+    bool is_heap;       /* the others */
     size_t settled;     /* of those popped, how many have been decided on */
     struct entry *beam; /* view of search.entries */
     size_t beam_count;
@@ -75,8 +82,9 @@ struct sample {
 struct search {
     struct directory *directory;
     const struct beam_query *query;
-    size_t width, level;
+    size_t width, level, prefix_len;
     size_t place_count; /* in a beam of this level */
+    size_t best_count;  /* how many candidates are kept in order while they are listed */
     int64_t now_s;
     struct table before, table; /* of the level before and of this one */
     struct sample *samples;
@@ -182,7 +190,7 @@ static char *append_number(char *at, const char *end, int64_t number)
 /* Prefix or UID of a node; false if it is too long for one, so that nobody can serve it. */
 static bool node_text(const struct search *s, const struct node *n, char out[static UID_BYTES])
 {
-    size_t len = strlen(s->query->prefix);
+    size_t len = s->prefix_len;
     char *at = out + len;
     const char *end = out + UID_BYTES;
 
@@ -256,18 +264,34 @@ static struct candidate *popped(const struct sample *p, size_t i)
     return &p->list[p->total - 1 - i];
 }
 
+/* Moves the best of those that are in no order to their end. Few samples ever need one of them:
+ * they become a heap only then. */
+static void pop_heap(const struct search *s, struct sample *p)
+{
+    size_t count = p->left;
+    struct candidate best;
+
+    if (!p->is_heap)
+        for (size_t i = count / 2; i-- > 0;)
+            sift_down(s, p->list, count, i);
+    p->is_heap = true;
+    best = p->list[0];
+    p->list[0] = p->list[count - 1];
+    if (count > 1)
+        sift_down(s, p->list, count - 1, 0);
+    p->list[count - 1] = best;
+}
+
 static void pop(struct search *s, struct sample *p)
 {
-    struct candidate best = p->list[0];
-
-    p->heap--;
-    p->list[0] = p->list[p->heap];
-    if (p->heap > 0)
-        sift_down(s, p->list, p->heap, 0);
-    best.ref = node_of(s, best.ref, best.coord);
-    if (best.ref == NO_NODE)
+    if (p->best > 0)
+        p->best--;
+    else
+        pop_heap(s, p);
+    struct candidate *best = &p->list[--p->left];
+    best->ref = node_of(s, best->ref, best->coord);
+    if (best->ref == NO_NODE)
         s->no_memory = true;
-    p->list[p->heap] = best;
 }
 
 static bool reserve(struct sample *p, size_t count)
@@ -282,16 +306,63 @@ static bool reserve(struct sample *p, size_t count)
     return true;
 }
 
+/* The best candidates of a sample while it lists them. */
+struct best {
+    size_t count;
+    struct candidate items[MAX_BEST]; /* the best one first */
+};
+
+/* Most candidates cost one comparison here: those that come after all of the best. */
+static void list_candidate(const struct search *s, struct sample *p, struct best *best,
+                           struct candidate c)
+{
+    size_t at = best->count;
+
+    if (at == s->best_count) {
+        const struct candidate *last = &best->items[at - 1];
+        if (c.score < last->score || !comes_first(s, &c, last)) {
+            p->list[p->total++] = c;
+            return;
+        }
+        p->list[p->total++] = *last;
+        at--;
+    } else {
+        best->count++;
+    }
+    for (; at > 0 && comes_first(s, &c, &best->items[at - 1]); at--)
+        best->items[at] = best->items[at - 1];
+    best->items[at] = c;
+}
+
+static void list_begin(struct sample *p, struct best *best)
+{
+    p->total = 0;
+    best->count = 0;
+}
+
+static void list_end(struct sample *p, const struct best *best)
+{
+    for (size_t i = best->count; i-- > 0;)
+        p->list[p->total++] = best->items[i];
+    p->left = p->total;
+    p->best = best->count;
+    p->is_heap = false;
+    p->settled = 0;
+    p->full = false;
+}
+
 /* Every first coordinate. */
 static bool list_first(struct search *s, struct sample *p, const double *scores)
 {
     size_t n = (size_t)s->query->sizes[0];
+    struct best best;
 
     if (!reserve(p, n))
         return false;
+    list_begin(p, &best);
     for (size_t c = 0; c < n; c++)
-        p->list[c] = (struct candidate){scores[c], 0, (int32_t)c};
-    p->total = n;
+        list_candidate(s, p, &best, (struct candidate){scores[c], 0, (int32_t)c});
+    list_end(p, &best);
     return true;
 }
 
@@ -300,6 +371,7 @@ static bool list_next(struct search *s, struct sample *p, const double *scores)
 {
     int64_t size = s->query->sizes[s->level];
     uint32_t depth = (uint32_t)(s->query->dims - s->level);
+    struct best best;
     size_t all = 0;
 
     for (size_t b = 0; b < p->beam_count; b++) {
@@ -309,23 +381,27 @@ static bool list_next(struct search *s, struct sample *p, const double *scores)
     }
     if (!reserve(p, all))
         return false;
-    p->total = 0;
+    list_begin(p, &best);
     for (size_t b = 0; b < p->beam_count; b++) {
         struct node *parent = &s->before.nodes[p->beam[b].node];
         const struct prefix_view *view = parent->view;
-        size_t n, inside = 0;
+        size_t n;
         const int64_t *coords = prefix_view_coords(view, &n);
-        while (inside < n && coords[inside] < size)
-            inside++;
+        size_t inside = n;
+        bool all_alive = prefix_view_all_alive(view, depth, s->now_s);
+        while (inside > 0 && coords[inside - 1] >= size)
+            inside--;
         if (!parent->outside_counted) /* samples share prefixes */
             s->result->outside += n - inside;
         parent->outside_counted = true;
         for (size_t i = 0; i < inside; i++) {
-            if (prefix_view_is_alive(view, i, depth, s->now_s))
-                p->list[p->total++] = (struct candidate){p->beam[b].score + scores[coords[i]],
-                                                         p->beam[b].node, (int32_t)coords[i]};
+            if (all_alive || prefix_view_is_alive(view, i, depth, s->now_s))
+                list_candidate(s, p, &best,
+                               (struct candidate){p->beam[b].score + scores[coords[i]],
+                                                  p->beam[b].node, (int32_t)coords[i]});
         }
     }
+    list_end(p, &best);
     return true;
 }
 
@@ -338,11 +414,6 @@ static bool list_candidates(struct search *s)
         const double *scores = s->query->scores[s->level] + i * size;
         if (!(s->level == 0 ? list_first(s, p, scores) : list_next(s, p, scores)))
             return false;
-        p->heap = p->total;
-        p->settled = 0;
-        p->full = false;
-        for (size_t k = p->heap / 2; k-- > 0;)
-            sift_down(s, p->list, p->heap, k);
     }
     return true;
 }
@@ -377,12 +448,27 @@ static size_t list_named(const struct search *s, const struct node *n,
                           : prefix_view_providers(view, at, s->now_s, out, DIRECTORY_MAX_PROVIDERS);
 }
 
-/* An expert of a last level whose prefix says enough. */
+/*
+ * An expert of a last level whose prefix says enough. It keeps the place where the prefix names its
+ * providers and not the providers: they are large, and most callers call few of a batch's experts.
+ */
 static void take_prefix_word(struct search *s, struct node *n)
 {
-    struct provider named[DIRECTORY_MAX_PROVIDERS];
+    struct prefix_view *view = s->before.nodes[n->parent].view;
+    size_t at = prefix_view_find(view, n->coords[s->level]);
 
-    take_providers(s, n, named, list_named(s, n, named));
+    n->state = NODE_EMPTY;
+    if (at == SIZE_MAX || !prefix_view_is_alive(view, at, 1, s->now_s))
+        return;
+    if (s->query->usable != NULL) {
+        struct provider named[DIRECTORY_MAX_PROVIDERS];
+        if (!is_usable(s, n, named, list_named(s, n, named)))
+            return;
+    }
+    prefix_view_ref(view);
+    n->view = view;
+    n->named_at = at;
+    n->state = NODE_ACTIVE;
 }
 
 static struct provider *find_provider(struct provider *items, size_t count, const uint8_t *peer_id)
@@ -449,7 +535,7 @@ static bool advance(struct search *s, struct sample *p, unsigned round)
     size_t ahead;
 
     for (;;) {
-        size_t waiting = p->total - p->heap - p->settled;
+        size_t waiting = p->total - p->left - p->settled;
         if (waiting > 0) {
             const struct candidate *c = popped(p, p->settled);
             enum node_state state = s->table.nodes[c->ref].state;
@@ -463,12 +549,12 @@ static bool advance(struct search *s, struct sample *p, unsigned round)
             }
         }
         ahead = (s->place_count - p->beam_count) << (round < MAX_DOUBLINGS ? round : MAX_DOUBLINGS);
-        if (p->heap == 0 || waiting >= ahead)
+        if (p->left == 0 || waiting >= ahead)
             return waiting > 0;
         pop(s, p);
         if (s->no_memory)
             return false;
-        uint32_t node = popped(p, p->total - p->heap - 1)->ref;
+        uint32_t node = popped(p, p->total - p->left - 1)->ref;
         if (s->table.nodes[node].state == NODE_UNKNOWN)
             ask(s, node);
         if (s->no_memory)
@@ -618,6 +704,7 @@ static skep_status run_level(struct search *s, struct skep_error *err)
     skep_status rc = SKEP_OK;
 
     s->place_count = is_last(s) ? s->query->k : s->width;
+    s->best_count = s->place_count < MAX_BEST ? s->place_count : MAX_BEST;
     if (!list_candidates(s))
         return error_no_memory(err, "beam search", s->query->samples * sizeof(struct candidate));
     for (size_t i = 0; i < s->query->samples; i++) {
@@ -670,7 +757,11 @@ static bool write_result(struct search *s)
                 memcpy(e->coords, n->coords, sizeof(e->coords));
                 e->providers = n->providers;
                 e->provider_count = n->provider_count;
+                e->view = n->view;
+                e->named_at = n->named_at;
+                e->found_at_s = s->now_s;
                 n->providers = NULL;
+                n->view = NULL;
             }
             r->hits[i * q->k + b] = (struct beam_hit){n->expert, p->beam[b].score};
         }
@@ -724,6 +815,7 @@ skep_status beam_search(struct directory *directory, const struct beam_query *qu
     if (rc != SKEP_OK)
         return rc;
     s.now_s = directory->wall_ms() / 1000;
+    s.prefix_len = strlen(query->prefix);
     s.samples = mem_calloc(query->samples + 1, sizeof(*s.samples));
     s.entries = mem_calloc(2 * query->samples * s.width + 1, sizeof(*s.entries));
     if (s.samples == NULL || s.entries == NULL)
@@ -748,12 +840,24 @@ skep_status beam_search(struct directory *directory, const struct beam_query *qu
     return rc;
 }
 
+size_t beam_expert_providers(const struct beam_expert *e,
+                             struct provider out[static DIRECTORY_MAX_PROVIDERS])
+{
+    if (e->view != NULL)
+        return prefix_view_providers(e->view, e->named_at, e->found_at_s, out,
+                                     DIRECTORY_MAX_PROVIDERS);
+    memcpy(out, e->providers, e->provider_count * sizeof(*out));
+    return e->provider_count;
+}
+
 void beam_result_free(struct beam_result *r)
 {
     if (r == NULL)
         return;
-    for (size_t i = 0; i < r->expert_count; i++)
+    for (size_t i = 0; i < r->expert_count; i++) {
         mem_free(r->experts[i].providers);
+        prefix_view_unref(r->experts[i].view);
+    }
     mem_free(r->experts);
     mem_free(r->hits);
     mem_free(r->hit_count);

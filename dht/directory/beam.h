@@ -48,8 +48,13 @@ struct beam_query {
 struct beam_expert {
     char uid[UID_BYTES];
     int64_t coords[BEAM_MAX_DIMS];
-    size_t provider_count;      /* at least 1 */
-    struct provider *providers; /* those looked up, then those only named by the prefix */
+    /* Who serves it. If it was looked up: those found, then those only named by the prefix, at
+     * least one. Else NULL, and `view` names them: beam_expert_providers() reads both. */
+    struct provider *providers; /* owned */
+    size_t provider_count;
+    struct prefix_view *view; /* shared */
+    size_t named_at;          /* index in the view */
+    int64_t found_at_s;       /* when its providers were alive */
 };
 
 struct beam_hit {
@@ -77,6 +82,9 @@ struct beam_result {
  */
 SKEP_MUST_CHECK skep_status beam_search(struct directory *directory, const struct beam_query *query,
                                         struct beam_result *out, struct skep_error *err);
+/* Copies who serves an expert. @return how many, at least 1. */
+size_t beam_expert_providers(const struct beam_expert *expert,
+                             struct provider out[static DIRECTORY_MAX_PROVIDERS]);
 void beam_result_free(struct beam_result *result); /* NULL and zeroed are allowed */
 
 #endif

@@ -275,15 +275,17 @@ static void answer_known(struct directory *d, const char *const *prefixes,
     uint8_t key[RECORD_KEY_BYTES];
     static const uint8_t nobody[PEER_ID_BYTES];
 
+    for (size_t i = 0; i < count; i++)
+        if (prefixes[i] == NULL ||
+            !uid_prefix_is_valid(prefixes[i], strnlen(prefixes[i], UID_BYTES)))
+            results[i].status = SKEP_INVALID_ARGUMENT;
+    if (!(flags & DIRECTORY_FRESH))
+        watches_successors(d, prefixes, count, results);
     for (size_t i = 0; i < count; i++) {
         const char *prefix = prefixes[i];
-        if (prefix == NULL || !uid_prefix_is_valid(prefix, strnlen(prefix, UID_BYTES))) {
-            results[i].status = SKEP_INVALID_ARGUMENT;
+        if (results[i].status != SKEP_RESOURCE_EXHAUSTED)
             continue;
-        }
         if (!(flags & DIRECTORY_FRESH)) {
-            if (watches_successors(d, prefix, &results[i]))
-                continue;
             record_key_prefix(d->swarm, prefix, nobody, key);
             if (!is_root(prefix) && answer_from_cache(d, key, &results[i]))
                 continue;

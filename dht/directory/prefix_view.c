@@ -36,6 +36,7 @@ struct prefix_view {
     atomic_uint refs;
     int64_t first_end, last_end, refresh_at;
     size_t source_count, peer_count, coord_count;
+    bool mixed_depths;       /* its sources do not all say the same depth */
     struct source *sources;  /* owned, as all below; freshest first */
     struct view_peer *peers; /* sorted by id */
     int64_t *coords;
@@ -278,6 +279,7 @@ static bool take_records(struct prefix_view *v, struct draft *d, int64_t now_s,
             s->rank = peer_memory_rank(memory, r->peer_id, 0, now_us);
         for (size_t k = 0; k < r->prefix.coord_count; k++)
             d->pairs[n++] = (struct pair){r->prefix.coords[k], s->rank, (uint32_t)v->source_count};
+        v->mixed_depths = v->mixed_depths || s->depth != v->sources[0].depth;
         v->source_count++;
         note_times(v, r);
     }
@@ -481,6 +483,13 @@ bool prefix_view_is_alive(const struct prefix_view *v, size_t index, uint32_t de
             return true;
     }
     return false;
+}
+
+bool prefix_view_all_alive(const struct prefix_view *v, uint32_t depth, int64_t now_s)
+{
+    uint32_t said = v->source_count > 0 ? v->sources[0].depth : 0;
+
+    return v->first_end > now_s && !v->mixed_depths && (depth == 0 || said == 0 || said == depth);
 }
 
 static bool is_leaf(const struct source *s)

@@ -41,6 +41,8 @@ size_t prefix_view_find(const struct prefix_view *view, int64_t coord);
  * the first of them (0: any depth). Who does not say how deep it is counts for every depth. */
 bool prefix_view_is_alive(const struct prefix_view *view, size_t index, uint32_t depth,
                           int64_t now_s);
+/* Whether that holds for every coordinate, as one look at the view can tell. */
+bool prefix_view_all_alive(const struct prefix_view *view, uint32_t depth, int64_t now_s);
 /* Whether this coordinate completes UIDs, and whether it leads to longer ones. */
 bool prefix_view_is_leaf(const struct prefix_view *view, size_t index);
 bool prefix_view_is_branch(const struct prefix_view *view, size_t index);

@@ -577,15 +577,13 @@ void watch_each(struct watch *w,
 }
 
 /* The view of a prefix by a watch that covers it; false: there is none. *view is NULL if nothing is
- * alive there. */
-static bool find_view(struct directory *d, const char *prefix, size_t len,
+ * alive there. With the directory's watch_lock held. */
+static bool find_view(struct directory *d, const char *prefix, size_t len, uint64_t now_us,
                       struct prefix_view **view)
 {
-    uint64_t now_us = clock_mono_us();
     bool covered = false;
 
     *view = NULL;
-    pthread_mutex_lock(&d->watch_lock);
     for (struct watch *w = d->watches; w != NULL && !covered; w = w->next) {
         if (len < w->prefix_len || memcmp(prefix, w->prefix, w->prefix_len) != 0)
             continue;
@@ -598,31 +596,41 @@ static bool find_view(struct directory *d, const char *prefix, size_t len,
             prefix_view_ref(*view = b->view);
         pthread_mutex_unlock(&w->lock);
     }
-    pthread_mutex_unlock(&d->watch_lock);
     return covered;
 }
 
-bool watches_successors(struct directory *d, const char *prefix, struct successors *out)
+void watches_successors(struct directory *d, const char *const *prefixes, size_t count,
+                        struct successors *results)
 {
     int64_t now_s = d->wall_ms() / 1000;
+    uint64_t now_us = clock_mono_us();
     struct prefix_view *view;
 
-    if (!find_view(d, prefix, strlen(prefix), &view))
-        return false;
-    *out = (struct successors){.status = SKEP_NOT_FOUND};
-    if (view != NULL && prefix_view_last_end(view) > now_s)
-        *out = (struct successors){.status = SKEP_OK, .view = view, .watched = true};
-    else
-        prefix_view_unref(view);
-    return true;
+    pthread_mutex_lock(&d->watch_lock);
+    for (size_t i = 0; d->watches != NULL && i < count; i++) {
+        if (results[i].status != SKEP_RESOURCE_EXHAUSTED ||
+            !find_view(d, prefixes[i], strlen(prefixes[i]), now_us, &view))
+            continue;
+        if (view != NULL && prefix_view_last_end(view) > now_s) {
+            results[i] = (struct successors){.status = SKEP_OK, .view = view, .watched = true};
+        } else {
+            results[i] = (struct successors){.status = SKEP_NOT_FOUND};
+            prefix_view_unref(view);
+        }
+    }
+    pthread_mutex_unlock(&d->watch_lock);
 }
 
 bool watches_get(struct directory *d, const char *uid, struct lookup_result *out)
 {
     const char *dot = strrchr(uid, '.');
-    struct prefix_view *view;
+    struct prefix_view *view = NULL;
 
-    if (dot == NULL || !find_view(d, uid, (size_t)(dot - uid) + 1, &view))
+    pthread_mutex_lock(&d->watch_lock);
+    bool covered =
+        dot != NULL && find_view(d, uid, (size_t)(dot - uid) + 1, clock_mono_us(), &view);
+    pthread_mutex_unlock(&d->watch_lock);
+    if (!covered)
         return false;
     out->status = SKEP_NOT_FOUND;
     out->provider_count = 0;

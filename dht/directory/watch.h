@@ -75,9 +75,11 @@ void watch_each(struct watch *watch,
 
 /* ---- for the directory */
 
-/* Answers from a watch that is in step and covers the prefix; false: there is none. */
-bool watches_successors(struct directory *directory, const char *prefix, struct successors *out);
-/* The same for a UID. */
+/* Answers those results whose status is SKEP_RESOURCE_EXHAUSTED and whose prefix a watch covers
+ * that is in step. It leaves the others as they are. */
+void watches_successors(struct directory *directory, const char *const *prefixes, size_t count,
+                        struct successors *results);
+/* Answers one UID in the same way; false: no watch in step covers it. */
 bool watches_get(struct directory *directory, const char *uid, struct lookup_result *out);
 
 #endif

@@ -27,9 +27,7 @@ static skep_status make_experts(struct skep_beam_search *s, struct skep_client *
     if (s->experts == NULL)
         return error_no_memory(err, "experts", s->found.expert_count * sizeof(*s->experts));
     for (size_t i = 0; i < s->found.expert_count; i++) {
-        struct beam_expert *e = &s->found.experts[i];
-        skep_status rc = remote_expert_adopt(client, e->uid, &e->providers, e->provider_count,
-                                             &s->experts[i], err);
+        skep_status rc = remote_expert_adopt(client, &s->found.experts[i], &s->experts[i], err);
         if (rc != SKEP_OK)
             return rc;
     }

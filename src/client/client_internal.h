@@ -17,6 +17,7 @@
 #include "client/recommended.h"
 #include "crypto/identity.h"
 #include "crypto/swarm_key.h"
+#include "dht/directory/beam.h"
 #include "dht/swarm/swarm.h"
 #include "net/pool.h"
 
@@ -68,8 +69,13 @@ struct skep_remote_expert {
     char uid[UID_BYTES];
     bool fixed;           /* from skep_client_expert_at(): never looked up */
     bool any_peer;        /* fixed, and whoever answers will do */
-    pthread_mutex_t lock; /* guards providers */
+    pthread_mutex_t lock; /* guards what follows, up to `compression` */
     struct provider_list providers;
+    /* Names the providers in place of `providers` if it is not NULL. Providers are large, and a
+     * search finds many experts that nobody calls. */
+    struct prefix_view *view; /* shared */
+    size_t named_at;          /* index in the view */
+    int64_t found_at_s;       /* when its providers were alive */
     /* What its schema recommends, as enum skep_compression; DEFAULT before `info` has told. */
     atomic_int compression, grad_compression;
 };
@@ -83,10 +89,9 @@ bool provider_list_copy(struct provider_list *out, const struct provider *items,
 skep_status remote_expert_new(struct skep_client *client, const char *uid,
                               const struct provider *providers, size_t count,
                               struct skep_remote_expert **out, struct skep_error *err);
-/* The same of a list that becomes the expert's.
- * @param providers  taken, on success only; *providers is NULL then. */
-skep_status remote_expert_adopt(struct skep_client *client, const char *uid,
-                                struct provider **providers, size_t count,
+/* The same of what a search found.
+ * @param found  its providers and view are taken, on success only, and are NULL then. */
+skep_status remote_expert_adopt(struct skep_client *client, struct beam_expert *found,
                                 struct skep_remote_expert **out, struct skep_error *err);
 void remote_expert_ref(struct skep_remote_expert *expert);
 void remote_expert_unref(struct skep_remote_expert *expert);

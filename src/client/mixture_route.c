@@ -61,9 +61,7 @@ skep_status pass_route(struct skep_moe_pass *p, struct skep_error *err)
     if (p->experts == NULL)
         return error_no_memory(err, "experts", p->found.expert_count);
     for (size_t i = 0; i < p->found.expert_count && rc == SKEP_OK; i++) {
-        struct beam_expert *e = &p->found.experts[i];
-        rc = remote_expert_adopt(p->mixture->client, e->uid, &e->providers, e->provider_count,
-                                 &p->experts[i], err);
+        rc = remote_expert_adopt(p->mixture->client, &p->found.experts[i], &p->experts[i], err);
     }
     return rc;
 }
@@ -126,7 +124,7 @@ static uint32_t find_expert(const struct skep_moe_pass *p, const char *uid)
     return NO_EXPERT;
 }
 
-/* Takes the providers of `expert`, on success. */
+/* Takes the providers and the view of `expert`, on success. */
 static skep_status add_expert(struct skep_moe_pass *p, struct beam_expert *expert,
                               struct skep_error *err)
 {
@@ -139,8 +137,7 @@ static skep_status add_expert(struct skep_moe_pass *p, struct beam_expert *exper
         p->experts = experts;
     if (found == NULL || experts == NULL)
         return error_no_memory(err, expert->uid, count * sizeof(*found));
-    skep_status rc = remote_expert_adopt(p->mixture->client, expert->uid, &expert->providers,
-                                         expert->provider_count, &experts[count - 1], err);
+    skep_status rc = remote_expert_adopt(p->mixture->client, expert, &experts[count - 1], err);
     if (rc != SKEP_OK)
         return rc;
     found[count - 1] = *expert;

@@ -266,10 +266,12 @@ static void expect_brute_force(const struct grid *g, const struct scores *s, siz
                      r.hit_count[i], expected);
         for (size_t n = 0; n < expected; n++) {
             const struct beam_expert *e = &r.experts[r.hits[i * k + n].expert];
+            struct provider providers[DIRECTORY_MAX_PROVIDERS];
             assert_memory_equal(e->coords, all[n].coords, g->dims * sizeof(int64_t));
             assert_true(r.hits[i * k + n].score == all[n].score ||
                         fabs(r.hits[i * k + n].score - all[n].score) < 1e-9);
-            assert_true(e->provider_count >= 1 && e->providers[0].endpoint_count == 1);
+            assert_true(beam_expert_providers(e, providers) >= 1);
+            assert_int_equal(providers[0].endpoint_count, 1);
         }
         free(all);
     }
