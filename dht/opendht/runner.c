@@ -489,15 +489,6 @@ void runner_push(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTE
     opendht_ext_push(runner->dht, key);
 }
 
-void runner_cancel_put(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES],
-                       uint64_t value_id)
-{
-    dht_infohash hash;
-
-    memcpy(hash.d, key, sizeof(hash.d));
-    dht_runner_cancel_put(runner->dht, &hash, value_id);
-}
-
 void runner_get(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES],
                 runner_value_fn value, runner_done_fn done, void *arg)
 {

@@ -103,9 +103,6 @@ void runner_put(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES
  * behind OpenDHT's own lock.
  */
 void runner_push(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES]);
-/* Stops our own re-announcing of a value. */
-void runner_cancel_put(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES],
-                       uint64_t value_id);
 
 /*
  * One value found; in any order, and the same one may come twice. Return false to end the get

@@ -1,11 +1,10 @@
-/* The benchmarks of `skep bench NAME`: each a command of its own, argv[0] being its name, with a
- * table of options. */
+/* The benchmarks of `skep bench NAME`: each a struct bench_command (bench_frame.h). */
 #ifndef SKEP_BENCH_BENCH_H
 #define SKEP_BENCH_BENCH_H
 
-struct option_table;
+struct bench_command;
 
-/* X(function, "name", "summary") */
+/* X(command, "name", "summary") */
 #define CLI_BENCHES(X)                                                                             \
     X(bench_codecs, "codecs", "tensor compression: speed of each scheme, both ways")               \
     X(bench_dht, "dht", "lookups in a network of DHT peers, also with some of them killed")        \
@@ -16,9 +15,7 @@ struct option_table;
     X(bench_throughput, "throughput", "a node under the load of many clients")                     \
     X(bench_tracker, "tracker", "a tracker under load: rate, latency, memory")
 
-#define BENCH_DECLARE(function, name, summary)                                                     \
-    int function(int argc, char **argv);                                                           \
-    extern const struct option_table *const function##_options;
+#define BENCH_DECLARE(command, name, summary) extern const struct bench_command command;
 CLI_BENCHES(BENCH_DECLARE)
 #undef BENCH_DECLARE
 

@@ -2,6 +2,7 @@
  */
 #include "bench/bench_batches.h"
 
+#include <math.h>
 #include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -38,9 +39,7 @@ struct tally {
 struct grid {
     const struct bench_batches_config *config;
     struct bench_network network;
-    struct bench_report *report;
-    struct progress *progress;
-    uint64_t steps;
+    struct bench_frame *frame;
     struct tally tallies[BENCH_BATCHES_TASKS];
 };
 
@@ -69,7 +68,8 @@ static size_t bare_batches(size_t batches)
     return (batches + BARE_SHARE - 1) / BARE_SHARE;
 }
 
-size_t bench_batches_steps(const struct bench_batches_config *config)
+/* Batches of all networks together. */
+static size_t count_steps(const struct bench_batches_config *config)
 {
     size_t networks[MAX_NETWORKS], count = list_networks(config, networks), steps = 0;
 
@@ -103,7 +103,7 @@ static skep_status run_batch(struct grid *g, enum bench_batches_task task, size_
     char note[64];
 
     snprintf(note, sizeof(note), "%zu peers", g->network.peers);
-    progress_set(g->progress, g->steps++, note);
+    bench_frame_step(g->frame, note);
     skep_status rc = bench_batches_ask(&g->network, peer % g->network.peers, task,
                                        batch * g->config->batch_size, count, &answer, err);
     if (rc != SKEP_OK)
@@ -191,15 +191,14 @@ static skep_status add(struct grid *g, const char *unit, double value, const dou
                        struct skep_error *err, const char *format, ...)
 {
     char name[BENCH_CASE_BYTES], text[BENCH_CASE_BYTES];
-    double base = baseline != NULL ? *baseline : 0;
     va_list ap;
 
     va_start(ap, format);
     number_vprint(text, sizeof(text), format, ap);
     va_end(ap);
     snprintf(name, sizeof(name), "%zu peers: %s", g->network.peers, text);
-    return bench_report_add(g->report, "dht", name, unit, &value, 1,
-                            baseline != NULL ? &base : NULL, baseline != NULL, err);
+    return bench_frame_add_one(g->frame, name, unit, value, baseline != NULL ? *baseline : NAN,
+                               err);
 }
 
 static double per_expert(const struct tally *t, double amount)
@@ -292,7 +291,7 @@ static skep_status run_network(struct grid *g, size_t peers, struct skep_error *
 
     memset(g->tallies, 0, sizeof(g->tallies));
     snprintf(note, sizeof(note), "%zu peers join", peers);
-    progress_set(g->progress, g->steps, note);
+    progress_set(&g->frame->progress, g->frame->steps, note);
     skep_status rc = bench_network_open(&g->network, peers, processes, &work, err);
     if (rc == SKEP_OK)
         rc = settle(g, err);
@@ -306,14 +305,14 @@ static skep_status run_network(struct grid *g, size_t peers, struct skep_error *
     return rc;
 }
 
-skep_status bench_batches_run(const struct bench_batches_config *config,
-                              struct bench_report *report, struct progress *progress,
+skep_status bench_batches_run(const struct bench_batches_config *config, struct bench_frame *frame,
                               struct skep_error *err)
 {
-    struct grid g = {.config = config, .report = report, .progress = progress};
+    struct grid g = {.config = config, .frame = frame};
     size_t networks[MAX_NETWORKS], count = list_networks(config, networks);
     skep_status rc = SKEP_OK;
 
+    bench_frame_expect(frame, count_steps(config));
     for (size_t i = 0; i < count && rc == SKEP_OK; i++)
         rc = run_network(&g, networks[i], err);
     return rc;

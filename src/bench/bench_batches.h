@@ -7,8 +7,7 @@
 #define SKEP_BENCH_BENCH_BATCHES_H
 
 #include "bench/bench_batches_peer.h"
-#include "bench/bench_stats.h"
-#include "cli/output.h"
+#include "bench/bench_frame.h"
 
 struct bench_batches_config {
     size_t peers;   /* of the largest network; smaller ones of 32, 128 and 512 come before it */
@@ -16,12 +15,8 @@ struct bench_batches_config {
     size_t batch_size;
 };
 
-/* Batches of all networks together, for the progress bar. */
-size_t bench_batches_steps(const struct bench_batches_config *config);
-
 /* Adds the rows. @return as bench_network_start(). */
 SKEP_MUST_CHECK skep_status bench_batches_run(const struct bench_batches_config *config,
-                                              struct bench_report *report,
-                                              struct progress *progress, struct skep_error *err);
+                                              struct bench_frame *frame, struct skep_error *err);
 
 #endif

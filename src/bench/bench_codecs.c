@@ -12,33 +12,26 @@
 #include "base/error.h"
 #include "base/tensor.h"
 #include "bench/bench.h"
-#include "bench/bench_stats.h"
-#include "cli/options.h"
-#include "cli/output.h"
+#include "bench/bench_frame.h"
 #include "wire/codec_kernels.h"
 #include "wire/tensor_codec.h"
 
 enum {
-    MAX_RUNS = 100,
     RUN_MS = 100, /* at least so long for a figure */
     COLUMNS = 1024,
     DIRECTIONS = 2,
 };
 
 static const struct option_spec specs[] = {
-    {.name = "runs",
-     .kind = OPTION_INT,
-     .min = 1,
-     .max = MAX_RUNS,
-     .default_text = "5",
-     .help = "measured runs of each case, baselines in between; medians are shown"},
+    BENCH_OPTION_RUNS(BENCH_MAX_RUNS, "5",
+                      "measured runs of each case, baselines in between; medians are shown"),
     {.name = "rows",
      .kind = OPTION_INT,
      .min = 1,
      .max = 1 << 20,
      .default_text = "1024",
      .help = "of 1024 F32 numbers each, in the tensor"},
-    {.name = "json", .kind = OPTION_FLAG, .help = "print JSON for programs"},
+    BENCH_OPTION_JSON,
 };
 
 static const struct option_table table = {
@@ -49,14 +42,11 @@ static const struct option_table table = {
     .specs = specs,
     .count = OPTION_COUNT(specs),
 };
-const struct option_table *const bench_codecs_options = &table;
 
 struct bench {
-    size_t runs;
+    struct bench_frame *frame;
     DLManagedTensor *input, *copy; /* owned */
     size_t bytes;
-    struct progress progress;
-    struct bench_report report;
 };
 
 /* What is measured: encoding a tensor, decoding it, or (ENCODING_NONE) copying it. */
@@ -110,25 +100,23 @@ static skep_status work_for_a_while(struct work *w, double *out, struct skep_err
     return rc;
 }
 
-static skep_status measure(struct bench *b, struct work *w, struct skep_error *err)
+static skep_status turn(void *arg, double *value, double *baseline, struct skep_error *err)
 {
-    struct work copying = {.b = b};
-    double values[MAX_RUNS], baselines[MAX_RUNS];
+    struct work *w = arg, copying = {.b = w->b};
+    skep_status rc = work_for_a_while(&copying, baseline, err);
+
+    return rc == SKEP_OK ? work_for_a_while(w, value, err) : rc;
+}
+
+static skep_status measure(struct work *w, struct skep_error *err)
+{
     char name[BENCH_CASE_BYTES];
+    const struct bench_case what = {name, "GB/s", tensor_encoding_name(w->encoding)};
     skep_status rc = work_once(w, err); /* memory and caches are warm then */
 
-    for (size_t i = 0; i < b->runs && rc == SKEP_OK; i++) {
-        rc = work_for_a_while(&copying, &baselines[i], err);
-        if (rc == SKEP_OK)
-            rc = work_for_a_while(w, &values[i], err);
-        progress_set(&b->progress, b->progress.done + 1, tensor_encoding_name(w->encoding));
-    }
-    if (rc != SKEP_OK)
-        return rc;
     snprintf(name, sizeof(name), "%s %s; memcpy", tensor_encoding_name(w->encoding),
              w->decode ? "decode" : "encode");
-    return bench_report_add(&b->report, "codecs", name, "GB/s", values, b->runs, baselines, b->runs,
-                            err);
+    return rc == SKEP_OK ? bench_frame_turns(w->b->frame, &what, turn, w, err) : rc;
 }
 
 static skep_status measure_encoding(struct bench *b, enum tensor_encoding encoding,
@@ -136,13 +124,13 @@ static skep_status measure_encoding(struct bench *b, enum tensor_encoding encodi
 {
     struct work w = {.b = b, .encoding = encoding};
     enum tensor_encoded how;
-    skep_status rc = measure(b, &w, err);
+    skep_status rc = measure(&w, err);
 
     if (rc == SKEP_OK)
         rc = tensor_encode(&b->input->dl_tensor, encoding, &w.descriptor, &how, &w.encoded, err);
     if (rc == SKEP_OK) {
         w.decode = true;
-        rc = measure(b, &w, err);
+        rc = measure(&w, err);
     }
     skep_tensor_free(w.encoded);
     return rc;
@@ -180,23 +168,17 @@ static skep_status measure_all(struct bench *b, int64_t rows, struct skep_error 
     return rc;
 }
 
-int bench_codecs(int argc, char **argv)
+static skep_status measure_codecs(struct bench_frame *frame, const struct options *o,
+                                  struct skep_error *err)
 {
-    struct options o;
-    struct skep_error err = {0};
-    int code;
+    struct bench b = {.frame = frame};
 
-    if (!options_begin(&o, &table, argc, argv, &code))
-        return code;
-    bool json = options_flag(&o, "json");
-    struct bench b = {.runs = (size_t)options_int(&o, "runs")};
-    progress_start(&b.progress, "bench codecs", (ENCODING_COUNT - 1) * DIRECTIONS * b.runs, json,
-                   stderr);
-    skep_status rc = measure_all(&b, options_int(&o, "rows"), &err);
-    progress_end(&b.progress, codec_kernels()->name);
-    code = bench_report_end(&b.report, json, table.command, rc, &err);
+    frame->note = codec_kernels()->name;
+    bench_frame_expect(frame, (ENCODING_COUNT - 1) * DIRECTIONS * frame->runs);
+    skep_status rc = measure_all(&b, options_int(o, "rows"), err);
     skep_tensor_free(b.input);
     skep_tensor_free(b.copy);
-    options_free(&o);
-    return code;
+    return rc;
 }
+
+const struct bench_command bench_codecs = {.options = &table, .measure = measure_codecs};

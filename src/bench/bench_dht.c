@@ -9,6 +9,7 @@
  *
  * With --num-experts: experts of a grid instead, see bench_batches.h.
  */
+#include <math.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -17,43 +18,30 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "bench/bench.h"
+#include "bench/bench_frame.h"
 #include "bench/bench_bare.h"
 #include "bench/bench_batches.h"
 #include "bench/bench_network.h"
-#include "bench/bench_stats.h"
-#include "cli/options.h"
-#include "cli/output.h"
 #include "dht/swarm/swarm.h"
 
 enum {
     MAX_RUNS = 20,
     WARMUP = 32,       /* keys asked for before anything is measured */
     LOOKUP_MS = 10000, /* one lookup's deadline */
-    JOIN_MS = 20000,
     /* Between two lookups: the rest of the one before (other nodes' replies) is over then, so that
      * neither side is measured beside the other's packets. */
     PAUSE_MS = 10,
 };
 
 static const struct option_spec specs[] = {
-    {.name = "num-peers",
-     .kind = OPTION_INT,
-     .min = 4,
-     .max = BENCH_NETWORK_MAX_PEERS,
-     .default_text = "128",
-     .help = "DHT peers of the network, 16 at most in a process"},
+    BENCH_OPTION_PEERS(BENCH_NETWORK_MAX_PEERS),
     {.name = "num-lookups",
      .kind = OPTION_INT,
      .min = 10,
      .max = 10000,
      .default_text = "100",
      .help = "lookups a run, and as many bare gets"},
-    {.name = "runs",
-     .kind = OPTION_INT,
-     .min = 1,
-     .max = MAX_RUNS,
-     .default_text = "5",
-     .help = "measured runs of each case; medians are shown"},
+    BENCH_OPTION_RUNS(MAX_RUNS, "5", "measured runs of each case; medians are shown"),
     {.name = "num-bulk",
      .kind = OPTION_INT,
      .min = 1,
@@ -74,7 +62,7 @@ static const struct option_spec specs[] = {
      .max = BENCH_BATCHES_MAX_BATCH,
      .default_text = "64",
      .help = "experts that one peer declares, or finds, together; one batch at a time"},
-    {.name = "json", .kind = OPTION_FLAG, .help = "print JSON for programs"},
+    BENCH_OPTION_JSON,
 };
 
 static const struct option_table table = {
@@ -88,38 +76,21 @@ static const struct option_table table = {
     .specs = specs,
     .count = OPTION_COUNT(specs),
 };
-const struct option_table *const bench_dht_options = &table;
 
 struct bench {
-    size_t peers, lookups, runs, bulk;
+    struct bench_frame *frame;
+    size_t peers, lookups, bulk;
     struct bench_network network;
     struct identity identity;
     struct swarm *swarm;
-    struct bench_report report;
     struct bench_samples lookup_ns, bare_ns;
-    struct progress progress;
-    uint64_t steps;
     size_t next_key; /* the next that was not asked for yet */
     size_t missed;   /* lookups that found nothing */
 };
 
 static skep_status join(struct bench *b, struct swarm **out, struct skep_error *err)
 {
-    char text[32];
-    const char *peer = text;
-
-    snprintf(text, sizeof(text), "127.0.0.1:%u", (unsigned)b->network.port);
-    const struct swarm_config config = {
-        .name = bench_network_swarm,
-        .identity = &b->identity,
-        .dht_listen = {.host = "127.0.0.1"},
-        .initial_peers = &peer,
-        .initial_peer_count = 1,
-    };
-    skep_status rc = swarm_join(&config, out, err);
-    if (rc == SKEP_OK && !swarm_wait_joined(*out, clock_deadline_us(JOIN_MS)))
-        rc = error_set(err, SKEP_DEADLINE_EXCEEDED, "the network of peers does not answer");
-    return rc;
+    return bench_network_join(b->network.port, &b->identity, out, err);
 }
 
 /* ---- the baseline: a get to its first value ---- */
@@ -170,8 +141,8 @@ static skep_status measure(struct bench *b, const char *name, struct skep_error 
 
     if (result == NULL)
         return error_no_memory(err, "lookup", sizeof(*result));
-    for (size_t run = 0; run < b->runs; run++) {
-        progress_set(&b->progress, b->steps++, name);
+    for (size_t run = 0; run < b->frame->runs; run++) {
+        bench_frame_step(b->frame, name);
         bench_samples_clear(&b->lookup_ns);
         bench_samples_clear(&b->bare_ns);
         for (size_t i = 0; i < b->lookups; i++) {
@@ -188,12 +159,10 @@ static skep_status measure(struct bench *b, const char *name, struct skep_error 
     }
     mem_free(result);
     snprintf(text, sizeof(text), "%s, median", name);
-    skep_status rc = bench_report_add(&b->report, "dht", text, "ms", medians, b->runs, bare_medians,
-                                      b->runs, err);
+    skep_status rc = bench_frame_add(b->frame, text, "ms", medians, bare_medians, err);
     snprintf(text, sizeof(text), "%s, 99 of 100", name);
     if (rc == SKEP_OK)
-        rc =
-            bench_report_add(&b->report, "dht", text, "ms", slow, b->runs, bare_slow, b->runs, err);
+        rc = bench_frame_add(b->frame, text, "ms", slow, bare_slow, err);
     return rc;
 }
 
@@ -278,9 +247,9 @@ static skep_status measure_bulk(struct bench *b, struct skep_error *err)
     char text[BENCH_CASE_BYTES];
     skep_status rc = SKEP_OK;
 
-    for (size_t run = 0; run < b->runs && rc == SKEP_OK; run++) {
+    for (size_t run = 0; run < b->frame->runs && rc == SKEP_OK; run++) {
         struct bulk bulk = {0}, bare = {0};
-        progress_set(&b->progress, b->steps++, "bulk");
+        bench_frame_step(b->frame, "bulk");
         rc = look_up_bulk(b, &bulk, err);
         if (rc == SKEP_OK)
             rc = bare_bulk(b, &bare, err);
@@ -292,12 +261,10 @@ static skep_status measure_bulk(struct bench *b, struct skep_error *err)
         bare_missing[run] = bare.missing;
     }
     snprintf(text, sizeof(text), "%zu UIDs at once, uncached", b->bulk);
-    rc = bench_report_add(&b->report, "dht", text, "lookups/s", rates, b->runs, bare_rates, b->runs,
-                          err);
+    rc = bench_frame_add(b->frame, text, "lookups/s", rates, bare_rates, err);
     snprintf(text, sizeof(text), "%zu UIDs at once, not found", b->bulk);
     if (rc == SKEP_OK)
-        rc = bench_report_add(&b->report, "dht", text, "UIDs", missing, b->runs, bare_missing,
-                              b->runs, err);
+        rc = bench_frame_add(b->frame, text, "UIDs", missing, bare_missing, err);
     return rc;
 }
 
@@ -305,7 +272,7 @@ static skep_status measure_bulk(struct bench *b, struct skep_error *err)
 
 static size_t keys_needed(const struct bench *b)
 {
-    return WARMUP + 2 * 2 * b->lookups * b->runs + 2 * b->bulk * b->runs;
+    return WARMUP + 2 * 2 * b->lookups * b->frame->runs + 2 * b->bulk * b->frame->runs;
 }
 
 static void warm_up(struct bench *b)
@@ -328,7 +295,7 @@ static skep_status measure_all(struct bench *b, struct skep_error *err)
 
     if (processes < 4)
         processes = 4; /* so that a quarter can be killed */
-    progress_set(&b->progress, b->steps++, "starting peers");
+    bench_frame_step(b->frame, "starting peers");
     skep_status rc = bench_network_start(&b->network, b->peers, processes, keys_needed(b), err);
     if (rc == SKEP_OK)
         rc = identity_system_init(err);
@@ -352,11 +319,10 @@ static skep_status measure_all(struct bench *b, struct skep_error *err)
     size_t killed = bench_network_kill(&b->network, b->peers / 4);
     snprintf(text, sizeof(text), "the same, %zu of them killed", killed);
     rc = measure(b, text, err);
-    double missed = (double)b->missed;
-    if (rc == SKEP_OK)
-        rc = bench_report_add(&b->report, "dht", "single lookups and gets without an answer",
-                              "UIDs", &missed, 1, NULL, 0, err);
-    return rc;
+    return rc == SKEP_OK
+               ? bench_frame_add_one(b->frame, "single lookups and gets without an answer", "UIDs",
+                                     (double)b->missed, NAN, err)
+               : rc;
 }
 
 /* Options of what is not measured. */
@@ -371,41 +337,36 @@ static int check_idle(struct options *o)
     return code;
 }
 
-int bench_dht(int argc, char **argv)
+static skep_status measure_lookups(struct bench_frame *frame, const struct options *o,
+                                   struct skep_error *err)
 {
-    struct options o;
-    struct skep_error err = {0};
-    int code;
-
-    if (!options_begin(&o, &table, argc, argv, &code))
-        return code;
-    code = check_idle(&o);
-    if (code != CLI_DONE) {
-        options_free(&o);
-        return code;
-    }
-    bool json = options_flag(&o, "json");
     struct bench b = {
-        .peers = (size_t)options_int(&o, "num-peers"),
-        .lookups = (size_t)options_int(&o, "num-lookups"),
-        .runs = (size_t)options_int(&o, "runs"),
-        .bulk = (size_t)options_int(&o, "num-bulk"),
+        .frame = frame,
+        .peers = (size_t)options_int(o, "num-peers"),
+        .lookups = (size_t)options_int(o, "num-lookups"),
+        .bulk = (size_t)options_int(o, "num-bulk"),
     };
-    const struct bench_batches_config grid = {
-        .peers = b.peers,
-        .experts = (size_t)options_int(&o, "num-experts"),
-        .batch_size = (size_t)options_int(&o, "expert-batch-size"),
-    };
-    progress_start(&b.progress, "bench dht",
-                   grid.experts > 0 ? bench_batches_steps(&grid) : 1 + 3 * b.runs, json, stderr);
-    skep_status rc = grid.experts > 0 ? bench_batches_run(&grid, &b.report, &b.progress, &err)
-                                      : measure_all(&b, &err);
-    progress_end(&b.progress, NULL);
+
+    bench_frame_expect(frame, 1 + 3 * frame->runs);
+    skep_status rc = measure_all(&b, err);
     swarm_leave(b.swarm, 0);
     bench_network_stop(&b.network);
-    code = bench_report_end(&b.report, json, table.command, rc, &err);
     bench_samples_free(&b.lookup_ns);
     bench_samples_free(&b.bare_ns);
-    options_free(&o);
-    return code;
+    return rc;
 }
+
+static skep_status measure_dht(struct bench_frame *frame, const struct options *o,
+                               struct skep_error *err)
+{
+    const struct bench_batches_config grid = {
+        .peers = (size_t)options_int(o, "num-peers"),
+        .experts = (size_t)options_int(o, "num-experts"),
+        .batch_size = (size_t)options_int(o, "expert-batch-size"),
+    };
+
+    return grid.experts > 0 ? bench_batches_run(&grid, frame, err) : measure_lookups(frame, o, err);
+}
+
+const struct bench_command bench_dht = {
+    .options = &table, .check = check_idle, .measure = measure_dht};

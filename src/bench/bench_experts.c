@@ -13,10 +13,8 @@
 #include "base/error.h"
 #include "base/tensor.h"
 #include "bench/bench.h"
+#include "bench/bench_frame.h"
 #include "bench/bench_gemm.h"
-#include "bench/bench_stats.h"
-#include "cli/options.h"
-#include "cli/output.h"
 #include "experts/expert.h"
 #include "experts/half.h"
 #include "experts/optimizer.h"
@@ -25,7 +23,6 @@
 #include "experts/workspace.h"
 
 enum {
-    MAX_RUNS = 100,
     MAX_GEMMS = 4,
     WARMUP_TURNS = 12, /* also more than bfloat16's packed weights are waited for */
     MIN_TURNS = 3,
@@ -37,13 +34,10 @@ enum {
 };
 
 static const struct option_spec specs[] = {
-    {.name = "runs",
-     .kind = OPTION_INT,
-     .min = 1,
-     .max = MAX_RUNS,
-     .default_text = "5",
-     .help = "measured runs of each case, in which expert and baseline take turns; medians are "
-             "shown"},
+    BENCH_OPTION_RUNS(
+        BENCH_MAX_RUNS, "5",
+        "measured runs of each case, in which expert and baseline take turns; medians are "
+        "shown"),
     {.name = "hidden-dim",
      .kind = OPTION_INT,
      .min = 16,
@@ -54,7 +48,7 @@ static const struct option_spec specs[] = {
      .kind = OPTION_STRING,
      .placeholder = "TEXT",
      .help = "measure only cases whose name holds this, such as 'backward' or 'bfloat16'"},
-    {.name = "json", .kind = OPTION_FLAG, .help = "print JSON for programs"},
+    BENCH_OPTION_JSON,
 };
 
 static const struct option_table table = {
@@ -66,12 +60,9 @@ static const struct option_table table = {
     .specs = specs,
     .count = OPTION_COUNT(specs),
 };
-const struct option_table *const bench_experts_options = &table;
 
 struct bench {
-    struct bench_report report;
-    struct progress progress;
-    size_t runs;
+    struct bench_frame *frame;
     int64_t hidden;
     const char *only; /* borrowed; NULL: all cases */
 };
@@ -343,33 +334,43 @@ static skep_status turn_copy(void *arg, double *ns, struct skep_error *err)
 
 /* ---- cases */
 
-static void step(struct bench *b, const char *what)
-{
-    progress_set(&b->progress, b->progress.done + 1, what);
-}
-
 static const char *precision_name(bool bf16)
 {
     return bf16 ? "bfloat16" : "float32";
+}
+
+/* Two sides, and what makes a figure of the time of each: what it does, in the unit, a second. */
+struct speeds {
+    struct side sides[2];
+    double work[2];
+};
+
+static skep_status turn_speeds(void *arg, double *value, double *baseline, struct skep_error *err)
+{
+    struct speeds *s = arg;
+    skep_status rc = run_sides(s->sides, 2, err);
+
+    *value = s->work[0] / s->sides[0].best_ns;
+    *baseline = s->work[1] / s->sides[1].best_ns;
+    return rc;
+}
+
+static skep_status measure_speeds(struct bench *b, struct speeds *s, const char *name,
+                                  const char *unit, struct skep_error *err)
+{
+    const struct bench_case what = {name, unit, NULL};
+    skep_status rc = warm_up(s->sides, 2, err);
+
+    return rc == SKEP_OK ? bench_frame_turns(b->frame, &what, turn_speeds, s, err) : rc;
 }
 
 /* Speed of forward and of its products. */
 static skep_status measure_forward(struct bench *b, struct subject *s, const char *name,
                                    struct skep_error *err)
 {
-    double value[MAX_RUNS], baseline[MAX_RUNS];
-    struct side sides[2] = {{turn_forward, s, 0.0}, {turn_gemms, s, 0.0}};
-    skep_status rc = warm_up(sides, 2, err);
+    struct speeds speeds = {{{turn_forward, s, 0.0}, {turn_gemms, s, 0.0}}, {s->flops, s->flops}};
 
-    for (size_t i = 0; i < b->runs && rc == SKEP_OK; i++) {
-        step(b, name);
-        rc = run_sides(sides, 2, err);
-        value[i] = s->flops / sides[0].best_ns;
-        baseline[i] = s->flops / sides[1].best_ns;
-    }
-    return rc != SKEP_OK ? rc
-                         : bench_report_add(&b->report, "experts", name, "GFLOP/s", value, b->runs,
-                                            baseline, b->runs, err);
+    return measure_speeds(b, &speeds, name, "GFLOP/s", err);
 }
 
 static skep_status measure_ffn_forward(struct bench *b, size_t rows, bool bf16,
@@ -410,7 +411,6 @@ static skep_status measure_transformer(struct bench *b, bool bf16, struct skep_e
 static skep_status measure_gain(struct bench *b, struct skep_error *err)
 {
     static const char name[] = "ffn forward, 512 rows, bfloat16; float32";
-    double value[MAX_RUNS], baseline[MAX_RUNS];
     struct subject half = {0};
     struct subject full = {0};
 
@@ -420,28 +420,31 @@ static skep_status measure_gain(struct bench *b, struct skep_error *err)
 
     if (rc == SKEP_OK)
         rc = subject_ffn(&full, BACKWARD_ROWS, b->hidden, false, err);
-    struct side sides[2] = {{turn_forward, &half, 0.0}, {turn_forward, &full, 0.0}};
+    struct speeds speeds = {{{turn_forward, &half, 0.0}, {turn_forward, &full, 0.0}},
+                            {half.flops, full.flops}};
     if (rc == SKEP_OK)
-        rc = warm_up(sides, 2, err);
-    for (size_t i = 0; i < b->runs && rc == SKEP_OK; i++) {
-        step(b, name);
-        rc = run_sides(sides, 2, err);
-        value[i] = half.flops / sides[0].best_ns;
-        baseline[i] = full.flops / sides[1].best_ns;
-    }
-    if (rc == SKEP_OK)
-        rc = bench_report_add(&b->report, "experts", name, "GFLOP/s", value, b->runs, baseline,
-                              b->runs, err);
+        rc = measure_speeds(b, &speeds, name, "GFLOP/s", err);
     subject_free(&half);
     subject_free(&full);
+    return rc;
+}
+
+static skep_status turn_without_adam(void *arg, double *value, double *baseline,
+                                     struct skep_error *err)
+{
+    struct side *sides = arg;
+    skep_status rc = run_sides(sides, 3, err);
+
+    *value = (sides[0].best_ns - sides[2].best_ns) / 1e6;
+    *baseline = sides[1].best_ns / 1e6;
     return rc;
 }
 
 /* Backward without its optimizer step, against the products of one forward pass. */
 static skep_status measure_backward(struct bench *b, bool bf16, struct skep_error *err)
 {
-    double value[MAX_RUNS], baseline[MAX_RUNS];
     char name[BENCH_CASE_BYTES];
+    const struct bench_case what = {name, "ms", NULL};
     struct subject s;
     struct adam a = {0};
 
@@ -455,15 +458,8 @@ static skep_status measure_backward(struct bench *b, bool bf16, struct skep_erro
     struct side sides[3] = {{turn_backward, &s, 0.0}, {turn_gemms, &s, 0.0}, {turn_adam, &a, 0.0}};
     if (rc == SKEP_OK)
         rc = warm_up(sides, 3, err);
-    for (size_t i = 0; i < b->runs && rc == SKEP_OK; i++) {
-        step(b, name);
-        rc = run_sides(sides, 3, err);
-        value[i] = (sides[0].best_ns - sides[2].best_ns) / 1e6;
-        baseline[i] = sides[1].best_ns / 1e6;
-    }
     if (rc == SKEP_OK)
-        rc = bench_report_add(&b->report, "experts", name, "ms", value, b->runs, baseline, b->runs,
-                              err);
+        rc = bench_frame_turns(b->frame, &what, turn_without_adam, sides, err);
     adam_free(&a);
     subject_free(&s);
     return rc;
@@ -473,25 +469,16 @@ static skep_status measure_backward(struct bench *b, bool bf16, struct skep_erro
 static skep_status measure_adam(struct bench *b, struct skep_error *err)
 {
     static const char name[] = "Adam step of an ffn's parameters; copy";
-    double value[MAX_RUNS], baseline[MAX_RUNS];
     struct adam a;
 
     if (!is_wanted(b, name))
         return SKEP_OK;
     skep_status rc = adam_make(&a, (size_t)(24 * b->hidden * b->hidden), false, err);
-    struct side sides[2] = {{turn_adam, &a, 0.0}, {turn_copy, &a, 0.0}};
-
+    double floats = sizeof(float) * (double)a.count;
+    struct speeds speeds = {{{turn_adam, &a, 0.0}, {turn_copy, &a, 0.0}},
+                            {7.0 * floats, 2.0 * floats}};
     if (rc == SKEP_OK)
-        rc = warm_up(sides, 2, err);
-    for (size_t i = 0; i < b->runs && rc == SKEP_OK; i++) {
-        step(b, name);
-        rc = run_sides(sides, 2, err);
-        value[i] = 7.0 * sizeof(float) * (double)a.count / sides[0].best_ns;
-        baseline[i] = 2.0 * sizeof(float) * (double)a.count / sides[1].best_ns;
-    }
-    if (rc == SKEP_OK)
-        rc = bench_report_add(&b->report, "experts", name, "GB/s", value, b->runs, baseline,
-                              b->runs, err);
+        rc = measure_speeds(b, &speeds, name, "GB/s", err);
     adam_free(&a);
     return rc;
 }
@@ -517,9 +504,9 @@ static skep_status time_touch(size_t floats, double *seconds, struct skep_error 
     return SKEP_OK;
 }
 
-static skep_status time_start(const struct bench *b, double *seconds, double *touch,
-                              struct skep_error *err)
+static skep_status time_start(void *arg, double *seconds, double *touch, struct skep_error *err)
 {
+    const struct bench *b = arg;
     struct expert *experts[INIT_EXPERTS] = {NULL};
     struct skep_expert_options o;
     skep_status rc = SKEP_OK;
@@ -541,20 +528,11 @@ static skep_status time_start(const struct bench *b, double *seconds, double *to
 
 static skep_status measure_start(struct bench *b, struct skep_error *err)
 {
-    static const char name[] = "16 ffn experts, made; first touch of their memory";
-    double value[MAX_RUNS], baseline[MAX_RUNS];
-    skep_status rc = SKEP_OK;
+    static const struct bench_case what = {"16 ffn experts, made; first touch of their memory", "s",
+                                           NULL};
 
-    if (!is_wanted(b, name))
-        return SKEP_OK;
-    for (size_t i = 0; i < b->runs && rc == SKEP_OK; i++) {
-        step(b, name);
-        rc = time_start(b, &value[i], &baseline[i], err);
-    }
-    if (rc == SKEP_OK)
-        rc = bench_report_add(&b->report, "experts", name, "s", value, b->runs, baseline, b->runs,
-                              err);
-    return rc;
+    return is_wanted(b, what.name) ? bench_frame_turns(b->frame, &what, time_start, b, err)
+                                   : SKEP_OK;
 }
 
 static skep_status measure_all(struct bench *b, struct skep_error *err)
@@ -580,28 +558,22 @@ static skep_status measure_all(struct bench *b, struct skep_error *err)
     return rc;
 }
 
-int bench_experts(int argc, char **argv)
+static skep_status measure_experts(struct bench_frame *frame, const struct options *o,
+                                   struct skep_error *err)
 {
-    struct options o;
-    struct skep_error err = {0};
-    int code;
-
-    if (!options_begin(&o, &table, argc, argv, &code))
-        return code;
-    bool json = options_flag(&o, "json");
     struct bench b = {
-        .runs = (size_t)options_int(&o, "runs"),
-        .hidden = options_int(&o, "hidden-dim"),
-        .only = options_string(&o, "only"),
+        .frame = frame,
+        .hidden = options_int(o, "hidden-dim"),
+        .only = options_string(o, "only"),
     };
     size_t cases = product_available() ? 13 : 7;
-    progress_start(&b.progress, "bench experts", cases * b.runs, json, stderr);
-    skep_status rc = measure_all(&b, &err);
-    progress_end(&b.progress, NULL);
-    if (rc == SKEP_OK && b.report.count == 0)
-        rc = error_set(&err, SKEP_INVALID_ARGUMENT, "--only %s: no case has that in its name",
+
+    bench_frame_expect(frame, cases * frame->runs);
+    skep_status rc = measure_all(&b, err);
+    if (rc == SKEP_OK && frame->report.count == 0)
+        rc = error_set(err, SKEP_INVALID_ARGUMENT, "--only %s: no case has that in its name",
                        b.only);
-    code = bench_report_end(&b.report, json, table.command, rc, &err);
-    options_free(&o);
-    return code;
+    return rc;
 }
+
+const struct bench_command bench_experts = {.options = &table, .measure = measure_experts};

@@ -21,16 +21,12 @@
 #include "base/error.h"
 #include "base/tensor.h"
 #include "bench/bench.h"
+#include "bench/bench_frame.h"
 #include "bench/bench_node.h"
-#include "bench/bench_stats.h"
-#include "cli/options.h"
-#include "cli/output.h"
 
 enum {
-    MAX_RUNS = 100,
     MAX_CALLERS = 64,
     HIDDEN = 1024, /* floats a row: 4 KB */
-    FIND_MS = 10000,
     CALL_MS = 120000,
     WARMUP_CALLS = 50,
 };
@@ -51,12 +47,7 @@ static const struct scene scenes[] = {
 enum { SCENES = sizeof(scenes) / sizeof(scenes[0]) };
 
 static const struct option_spec specs[] = {
-    {.name = "runs",
-     .kind = OPTION_INT,
-     .min = 1,
-     .max = MAX_RUNS,
-     .default_text = "3",
-     .help = "each with a new node; medians are shown"},
+    BENCH_OPTION_RUNS(BENCH_MAX_RUNS, "3", "each with a new node; medians are shown"),
     {.name = "num-calls",
      .kind = OPTION_INT,
      .min = 100,
@@ -69,7 +60,7 @@ static const struct option_spec specs[] = {
      .max = MAX_CALLERS,
      .default_text = "4",
      .help = "processes that stream 64 MB calls"},
-    {.name = "json", .kind = OPTION_FLAG, .help = "print JSON for programs"},
+    BENCH_OPTION_JSON,
 };
 
 static const struct option_table table = {
@@ -80,41 +71,18 @@ static const struct option_table table = {
     .specs = specs,
     .count = OPTION_COUNT(specs),
 };
-const struct option_table *const bench_fairness_options = &table;
 
 /* ---- a caller */
 
 struct caller {
-    struct skep_client *client;
-    struct skep_remote_expert *expert;
+    struct bench_caller of;
     DLManagedTensor *input;
 };
 
 static void caller_stop(struct caller *c)
 {
     skep_tensor_free(c->input);
-    skep_remote_expert_free(c->expert);
-    skep_client_free(c->client);
-}
-
-static skep_status caller_find(struct caller *c, const char *peer, const char *uid,
-                               struct skep_error *err)
-{
-    struct skep_client_options options;
-    uint64_t deadline_us = clock_deadline_us(FIND_MS);
-
-    skep_client_options_init(&options);
-    options.initial_peers = &peer;
-    options.initial_peer_count = 1;
-    skep_status rc = skep_client_new(&options, &c->client, err);
-    if (rc == SKEP_OK)
-        rc = skep_client_wait_joined(c->client, FIND_MS, err);
-    if (rc != SKEP_OK)
-        return rc;
-    do {
-        rc = skep_client_find(c->client, uid, 2000, &c->expert, err);
-    } while (rc == SKEP_NOT_FOUND && clock_left_ms(deadline_us) > 0);
-    return rc;
+    bench_caller_stop(&c->of);
 }
 
 static skep_status caller_start(struct caller *c, const char *peer, const char *uid, int64_t rows,
@@ -126,7 +94,7 @@ static skep_status caller_start(struct caller *c, const char *peer, const char *
     skep_status rc = skep_tensor_new(DTYPE_F32, 2, shape, &c->input, err);
     if (rc == SKEP_OK) {
         memset(skep_tensor_data(&c->input->dl_tensor), 0, (size_t)rows * HIDDEN * 4);
-        rc = caller_find(c, peer, uid, err);
+        rc = bench_caller_start(&c->of, peer, uid, false, err);
     }
     if (rc != SKEP_OK)
         caller_stop(c);
@@ -141,7 +109,7 @@ static skep_status caller_call(struct caller *c, struct skep_error *err)
     size_t count = 0;
 
     skep_status rc =
-        skep_remote_expert_forward(c->expert, inputs, 1, &options, &output, 1, &count, err);
+        skep_remote_expert_forward(c->of.expert, inputs, 1, &options, &output, 1, &count, err);
     if (rc == SKEP_OK)
         skep_tensor_free(output);
     return rc;
@@ -255,13 +223,13 @@ struct figures {
 };
 
 struct bench {
-    struct bench_report report;
+    struct bench_frame *frame;
     struct bench_samples samples;
-    size_t runs, calls, callers;
-    struct progress progress;
+    size_t calls, callers;
     /* By run. */
-    double rest_p99[MAX_RUNS], load_p99[MAX_RUNS], rest_median[MAX_RUNS], load_median[MAX_RUNS];
-    double rate_mb[MAX_RUNS];
+    double rest_p99[BENCH_MAX_RUNS], load_p99[BENCH_MAX_RUNS], rest_median[BENCH_MAX_RUNS],
+        load_median[BENCH_MAX_RUNS];
+    double rate_mb[BENCH_MAX_RUNS];
 };
 
 static skep_status measure_calls(struct bench *b, struct caller *caller, struct figures *out,
@@ -339,16 +307,13 @@ static skep_status add_rows(struct bench *b, const struct scene *scene, struct s
     char name[BENCH_CASE_BYTES];
 
     snprintf(name, sizeof(name), "%s beside %s, median; at rest", scene->name, scene->load);
-    skep_status rc = bench_report_add(&b->report, "fairness", name, "ms", b->load_median, b->runs,
-                                      b->rest_median, b->runs, err);
+    skep_status rc = bench_frame_add(b->frame, name, "ms", b->load_median, b->rest_median, err);
     snprintf(name, sizeof(name), "%s beside %s, p99; at rest", scene->name, scene->load);
     if (rc == SKEP_OK)
-        rc = bench_report_add(&b->report, "fairness", name, "ms", b->load_p99, b->runs, b->rest_p99,
-                              b->runs, err);
+        rc = bench_frame_add(b->frame, name, "ms", b->load_p99, b->rest_p99, err);
     snprintf(name, sizeof(name), "%s, there and back", scene->load);
     if (rc == SKEP_OK)
-        rc = bench_report_add(&b->report, "fairness", name, "MB/s", b->rate_mb, b->runs, NULL, 0,
-                              err);
+        rc = bench_frame_add(b->frame, name, "MB/s", b->rate_mb, NULL, err);
     return rc;
 }
 
@@ -357,8 +322,8 @@ static skep_status measure_all(struct bench *b, struct skep_error *err)
     skep_status rc = bench_samples_reserve(&b->samples, b->calls, err);
 
     for (size_t s = 0; s < SCENES && rc == SKEP_OK; s++) {
-        for (size_t run = 0; run < b->runs && rc == SKEP_OK; run++) {
-            progress_set(&b->progress, s * b->runs + run, scenes[s].load);
+        for (size_t run = 0; run < b->frame->runs && rc == SKEP_OK; run++) {
+            bench_frame_step(b->frame, scenes[s].load);
             rc = with_node(b, &scenes[s], run, err);
         }
         if (rc == SKEP_OK)
@@ -367,25 +332,19 @@ static skep_status measure_all(struct bench *b, struct skep_error *err)
     return rc;
 }
 
-int bench_fairness(int argc, char **argv)
+static skep_status measure_fairness(struct bench_frame *frame, const struct options *o,
+                                    struct skep_error *err)
 {
-    struct options o;
-    struct skep_error err = {0};
-    int code;
-
-    if (!options_begin(&o, &table, argc, argv, &code))
-        return code;
-    bool json = options_flag(&o, "json");
     struct bench b = {
-        .runs = (size_t)options_int(&o, "runs"),
-        .calls = (size_t)options_int(&o, "num-calls"),
-        .callers = (size_t)options_int(&o, "num-callers"),
+        .frame = frame,
+        .calls = (size_t)options_int(o, "num-calls"),
+        .callers = (size_t)options_int(o, "num-callers"),
     };
-    progress_start(&b.progress, "bench fairness", SCENES * b.runs, json, stderr);
-    skep_status rc = measure_all(&b, &err);
-    progress_end(&b.progress, NULL);
-    code = bench_report_end(&b.report, json, table.command, rc, &err);
+
+    bench_frame_expect(frame, SCENES * frame->runs);
+    skep_status rc = measure_all(&b, err);
     bench_samples_free(&b.samples);
-    options_free(&o);
-    return code;
+    return rc;
 }
+
+const struct bench_command bench_fairness = {.options = &table, .measure = measure_fairness};

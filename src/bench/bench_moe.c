@@ -3,15 +3,9 @@
 
 #include "bench/bench.h"
 #include "bench/bench_grid.h"
-#include "cli/options.h"
 
 static const struct option_spec specs[] = {
-    {.name = "num-peers",
-     .kind = OPTION_INT,
-     .min = 4,
-     .max = BENCH_NETWORK_MAX_PEERS,
-     .default_text = "128",
-     .help = "DHT peers of the network, 16 at most in a process"},
+    BENCH_OPTION_PEERS(BENCH_NETWORK_MAX_PEERS),
     {.name = "num-nodes",
      .kind = OPTION_INT,
      .min = 1,
@@ -42,13 +36,8 @@ static const struct option_spec specs[] = {
      .max = 100000,
      .default_text = "200",
      .help = "forward passes a run, and as often the bare calls"},
-    {.name = "runs",
-     .kind = OPTION_INT,
-     .min = 1,
-     .max = BENCH_MOE_MAX_RUNS,
-     .default_text = "5",
-     .help = "measured runs of each case; medians are shown"},
-    {.name = "json", .kind = OPTION_FLAG, .help = "print JSON for programs"},
+    BENCH_OPTION_RUNS(BENCH_MOE_MAX_RUNS, "5", "measured runs of each case; medians are shown"),
+    BENCH_OPTION_JSON,
 };
 
 static const struct option_table table = {
@@ -61,44 +50,42 @@ static const struct option_table table = {
     .specs = specs,
     .count = OPTION_COUNT(specs),
 };
-const struct option_table *const bench_moe_options = &table;
 
-void bench_moe_step(struct bench_moe *b, const char *what)
+/* How many nodes there are; by default no more than peers. */
+static size_t nodes_of(const struct options *o)
 {
-    progress_set(&b->progress, b->steps++, what);
+    size_t nodes = (size_t)options_int(o, "num-nodes"), peers = (size_t)options_int(o, "num-peers");
+
+    return !options_given(o, "num-nodes") && nodes > peers ? peers : nodes;
 }
 
-int bench_moe(int argc, char **argv)
+static int check_nodes(struct options *o)
 {
-    struct options o;
-    struct skep_error err = {0};
-    int code;
+    size_t peers = (size_t)options_int(o, "num-peers");
 
-    if (!options_begin(&o, &table, argc, argv, &code))
-        return code;
-    bool json = options_flag(&o, "json");
+    if (nodes_of(o) <= peers)
+        return CLI_DONE;
+    return cli_usage_error(table.command, "--num-nodes %zu: expected at most --num-peers, %zu",
+                           nodes_of(o), peers);
+}
+
+static skep_status measure_moe(struct bench_frame *frame, const struct options *o,
+                               struct skep_error *err)
+{
     struct bench_moe b = {
-        .runs = (size_t)options_int(&o, "runs"),
-        .peers = (size_t)options_int(&o, "num-peers"),
-        .nodes = (size_t)options_int(&o, "num-nodes"),
-        .side = (size_t)options_int(&o, "grid-size"),
-        .batches = (size_t)options_int(&o, "num-batches"),
-        .searches = (size_t)options_int(&o, "num-searches"),
-        .passes = (size_t)options_int(&o, "num-passes"),
+        .frame = frame,
+        .peers = (size_t)options_int(o, "num-peers"),
+        .nodes = nodes_of(o),
+        .side = (size_t)options_int(o, "grid-size"),
+        .batches = (size_t)options_int(o, "num-batches"),
+        .searches = (size_t)options_int(o, "num-searches"),
+        .passes = (size_t)options_int(o, "num-passes"),
     };
-    if (!options_given(&o, "num-nodes") && b.nodes > b.peers)
-        b.nodes = b.peers;
-    if (b.nodes > b.peers) {
-        options_free(&o);
-        return cli_usage_error(table.command, "--num-nodes %zu: expected at most --num-peers, %zu",
-                               b.nodes, b.peers);
-    }
-    progress_start(&b.progress, table.command, 3 + 3 * b.runs, json, stderr);
-    skep_status rc = bench_moe_search(&b, &err);
-    if (rc == SKEP_OK)
-        rc = bench_moe_calls(&b, &err);
-    progress_end(&b.progress, NULL);
-    code = bench_report_end(&b.report, json, table.command, rc, &err);
-    options_free(&o);
-    return code;
+
+    bench_frame_expect(frame, 3 + 3 * frame->runs);
+    skep_status rc = bench_moe_search(&b, err);
+    return rc == SKEP_OK ? bench_moe_calls(&b, err) : rc;
 }
+
+const struct bench_command bench_moe = {
+    .options = &table, .check = check_nodes, .measure = measure_moe};

@@ -259,13 +259,22 @@ static skep_status run(struct bench *b, size_t passes, double *value, double *ba
     return rc;
 }
 
+static skep_status turn(void *arg, double *value, double *baseline, struct skep_error *err)
+{
+    struct bench *b = arg;
+
+    return run(b, b->moe->passes, value, baseline, err);
+}
+
 static skep_status measure(struct bench *b, struct skep_error *err)
 {
-    double value[BENCH_MOE_MAX_RUNS], baseline[BENCH_MOE_MAX_RUNS];
-    size_t runs = b->moe->runs;
+    static const struct bench_case what = {
+        "forward, 64 samples, k 4, 16 nop experts, 4 nodes; bare calls", "passes/s",
+        "forward passes"};
+    double value, baseline;
     skep_status rc = SKEP_OK;
 
-    bench_moe_step(b->moe, "starting nodes");
+    bench_frame_step(b->moe->frame, "starting nodes");
     for (size_t i = 0; i < NODES && rc == SKEP_OK; i++)
         rc = start_node(b, i, err);
     if (rc == SKEP_OK)
@@ -273,16 +282,8 @@ static skep_status measure(struct bench *b, struct skep_error *err)
     if (rc == SKEP_OK)
         rc = make_layer(b, err);
     if (rc == SKEP_OK)
-        rc = run(b, WARMUP, &value[0], &baseline[0], err);
-    for (size_t i = 0; i < runs && rc == SKEP_OK; i++) {
-        bench_moe_step(b->moe, "forward passes");
-        rc = run(b, b->moe->passes, &value[i], &baseline[i], err);
-    }
-    if (rc != SKEP_OK)
-        return rc;
-    return bench_report_add(&b->moe->report, "moe",
-                            "forward, 64 samples, k 4, 16 nop experts, 4 nodes; bare calls",
-                            "passes/s", value, runs, baseline, runs, err);
+        rc = run(b, WARMUP, &value, &baseline, err);
+    return rc == SKEP_OK ? bench_frame_turns(b->moe->frame, &what, turn, b, err) : rc;
 }
 
 skep_status bench_moe_calls(struct bench_moe *moe, struct skep_error *err)

@@ -178,7 +178,7 @@ static skep_status measure_watched(struct bench *b, struct skep_client *client,
     struct skep_watch *watch;
     uint64_t elapsed_ns;
 
-    bench_moe_step(b->moe, "watching the grid");
+    bench_frame_step(b->moe->frame, "watching the grid");
     skep_status rc = skep_watch_new(client, BENCH_GRID_PREFIX, NULL, NULL, &watch, err);
     if (rc != SKEP_OK)
         return rc;
@@ -187,16 +187,15 @@ static skep_status measure_watched(struct bench *b, struct skep_client *client,
         draw_scores(b, BATCH);
         rc = search_watched(b, client, &elapsed_ns, err);
     }
-    for (size_t run = 0; run < b->moe->runs && rc == SKEP_OK; run++) {
-        bench_moe_step(b->moe, "watched searches");
+    for (size_t run = 0; run < b->moe->frame->runs && rc == SKEP_OK; run++) {
+        bench_frame_step(b->moe->frame, "watched searches");
         rc = run_watched(b, client, &value[run], &baseline[run], err);
     }
     skep_watch_free(watch);
     snprintf(text, sizeof(text), "beam search, %zu experts, watched, batches of %d; scan",
              bench_grid_experts(&b->grid), BATCH);
     if (rc == SKEP_OK)
-        rc = bench_report_add(&b->moe->report, "moe", text, "us/sample", value, b->moe->runs,
-                              baseline, b->moe->runs, err);
+        rc = bench_frame_add(b->moe->frame, text, "us/sample", value, baseline, err);
     return rc;
 }
 
@@ -303,13 +302,12 @@ static skep_status measure_cold(struct bench *b, struct skep_error *err)
 {
     double single[BENCH_MOE_MAX_RUNS], bare[BENCH_MOE_MAX_RUNS], again[BENCH_MOE_MAX_RUNS],
         batch[BENCH_MOE_MAX_RUNS], gets[BENCH_MOE_MAX_RUNS];
-    struct bench_report *report = &b->moe->report;
-    size_t runs = b->moe->runs;
+    struct bench_frame *frame = b->moe->frame;
     char text[BENCH_CASE_BYTES];
     skep_status rc = SKEP_OK;
 
-    for (size_t run = 0; run < runs && rc == SKEP_OK; run++) {
-        bench_moe_step(b->moe, "cold searches");
+    for (size_t run = 0; run < frame->runs && rc == SKEP_OK; run++) {
+        bench_frame_step(b->moe->frame, "cold searches");
         rc = run_cold(b, run, &single[run], &bare[run], &batch[run], &gets[run], err);
         again[run] = bare[run];
     }
@@ -317,13 +315,12 @@ static skep_status measure_cold(struct bench *b, struct skep_error *err)
         return rc;
     snprintf(text, sizeof(text), "beam search, %zu experts, cold, %zu peers, one sample; bare gets",
              bench_grid_experts(&b->grid), b->moe->peers);
-    rc = bench_report_add(report, "moe", text, "ms", single, runs, bare, runs, err);
+    rc = bench_frame_add(frame, text, "ms", single, bare, err);
     if (rc == SKEP_OK)
-        rc = bench_report_add(report, "moe", "gets of one such search", "gets", gets, runs, NULL, 0,
-                              err);
+        rc = bench_frame_add(frame, "gets of one such search", "gets", gets, NULL, err);
     snprintf(text, sizeof(text), "the same, a batch of %d; bare gets of one sample", BATCH);
     if (rc == SKEP_OK)
-        rc = bench_report_add(report, "moe", text, "ms/sample", batch, runs, again, runs, err);
+        rc = bench_frame_add(frame, text, "ms/sample", batch, again, err);
     return rc;
 }
 
@@ -331,23 +328,11 @@ static skep_status measure_cold(struct bench *b, struct skep_error *err)
 
 static skep_status join(struct bench *b, struct asker *asker, struct skep_error *err)
 {
-    char text[32];
-    const char *peer = text;
-
-    snprintf(text, sizeof(text), "127.0.0.1:%u", (unsigned)b->grid.network.port);
-    const struct swarm_config config = {
-        .name = bench_network_swarm,
-        .identity = &asker->identity,
-        .dht_listen = {.host = "127.0.0.1"},
-        .initial_peers = &peer,
-        .initial_peer_count = 1,
-    };
     skep_status rc = identity_generate(&asker->identity, err);
-    if (rc == SKEP_OK)
-        rc = swarm_join(&config, &asker->swarm, err);
-    if (rc == SKEP_OK && !swarm_wait_joined(asker->swarm, clock_deadline_us(JOIN_MS)))
-        rc = error_set(err, SKEP_DEADLINE_EXCEEDED, "the network of peers does not answer");
-    return rc;
+
+    return rc == SKEP_OK
+               ? bench_network_join(b->grid.network.port, &asker->identity, &asker->swarm, err)
+               : rc;
 }
 
 static skep_status join_all(struct bench *b, struct skep_client **client, struct skep_error *err)
@@ -357,7 +342,7 @@ static skep_status join_all(struct bench *b, struct skep_client **client, struct
     const char *peer = text;
 
     b->run_askers = 1 + b->moe->searches + 1 + (b->moe->searches - 1) / b->moe->side;
-    b->asker_count = b->moe->runs * b->run_askers;
+    b->asker_count = b->moe->frame->runs * b->run_askers;
     b->askers = mem_calloc(b->asker_count, sizeof(*b->askers));
     if (b->askers == NULL)
         return error_no_memory(err, "askers", b->asker_count * sizeof(*b->askers));
@@ -384,12 +369,12 @@ static skep_status measure_all(struct bench *b, struct skep_client **client, str
         if (b->scores[d] == NULL)
             rc = error_no_memory(err, "scores", MAX_SCORES * sizeof(double));
     }
-    bench_moe_step(b->moe, "starting peers");
+    bench_frame_step(b->moe->frame, "starting peers");
     if (rc == SKEP_OK)
         rc = bench_grid_open(&b->grid, err);
     if (rc == SKEP_OK)
         rc = join_all(b, client, err);
-    bench_moe_step(b->moe, "publishing the grid");
+    bench_frame_step(b->moe->frame, "publishing the grid");
     if (rc == SKEP_OK)
         rc = bench_grid_publish(&b->grid, err);
     if (rc == SKEP_OK)

@@ -29,6 +29,7 @@
 
 enum {
     STEP_TIMEOUT_MS = 300000,
+    JOIN_MS = 20000,
     LIFETIME_S = 3600,
     /* As a node would every period. What is put while the network is a second old lands in part on
      * nodes that are not the closest to its key. */
@@ -460,4 +461,24 @@ void bench_network_stop(struct bench_network *network)
         waitpid(p->pid, NULL, 0);
     }
     *network = (struct bench_network){0};
+}
+
+skep_status bench_network_join(uint16_t port, const struct identity *identity, struct swarm **out,
+                               struct skep_error *err)
+{
+    char text[32];
+    const char *peer = text;
+
+    snprintf(text, sizeof(text), "127.0.0.1:%u", (unsigned)port);
+    const struct swarm_config config = {
+        .name = bench_network_swarm,
+        .identity = identity,
+        .dht_listen = {.host = "127.0.0.1"},
+        .initial_peers = &peer,
+        .initial_peer_count = 1,
+    };
+    skep_status rc = swarm_join(&config, out, err);
+    if (rc == SKEP_OK && !swarm_wait_joined(*out, clock_deadline_us(JOIN_MS)))
+        rc = error_set(err, SKEP_DEADLINE_EXCEEDED, "the network of peers does not answer");
+    return rc;
 }

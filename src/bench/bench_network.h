@@ -26,6 +26,7 @@ struct bench_process {
 };
 
 struct swarm;
+struct identity;
 
 /* What peers do, and publish if not "bench.<key>". */
 struct bench_network_work {
@@ -97,5 +98,11 @@ SKEP_MUST_CHECK skep_status bench_network_usage(struct bench_network *network,
  * were. The first process is never killed. */
 size_t bench_network_kill(struct bench_network *network, size_t peers);
 void bench_network_stop(struct bench_network *network); /* zeroed is allowed */
+
+/* Joins the network with this process as one more peer. @param port  the network's.
+ * @param identity  borrowed until the swarm is left. @param out  owned: swarm_leave(); may be set
+ * after a failure, too. */
+SKEP_MUST_CHECK skep_status bench_network_join(uint16_t port, const struct identity *identity,
+                                               struct swarm **out, struct skep_error *err);
 
 #endif

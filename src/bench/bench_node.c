@@ -20,7 +20,12 @@
 #include "cli/command.h"
 #include "cli/environment.h"
 
-enum { MAX_ARGUMENTS = 48, START_TIMEOUT_MS = 60000, STOP_TIMEOUT_MS = 8000 };
+enum {
+    MAX_ARGUMENTS = 48,
+    START_TIMEOUT_MS = 60000,
+    STOP_TIMEOUT_MS = 8000,
+    FIND_MS = 10000, /* an expert */
+};
 
 /* The child's side of fork(): never returns. */
 static void become_node(int input_fd, const char *const *arguments, char **environment)
@@ -162,4 +167,34 @@ const char *bench_node_fact(const struct bench_node *node, const char *key)
     const char *text = json_string_value(json_object_get(node->facts, key));
 
     return text != NULL ? text : "";
+}
+
+void bench_caller_stop(struct bench_caller *caller)
+{
+    skep_remote_expert_free(caller->expert);
+    skep_client_free(caller->client);
+    *caller = (struct bench_caller){0};
+}
+
+skep_status bench_caller_start(struct bench_caller *out, const char *peer, const char *uid,
+                               bool plaintext, struct skep_error *err)
+{
+    struct skep_client_options options;
+    uint64_t deadline_us = clock_deadline_us(FIND_MS);
+
+    *out = (struct bench_caller){0};
+    skep_client_options_init(&options);
+    options.initial_peers = &peer;
+    options.initial_peer_count = 1;
+    options.insecure_plaintext = plaintext;
+    skep_status rc = skep_client_new(&options, &out->client, err);
+    if (rc == SKEP_OK)
+        rc = skep_client_wait_joined(out->client, FIND_MS, err);
+    if (rc == SKEP_OK)
+        do {
+            rc = skep_client_find(out->client, uid, 2000, &out->expert, err);
+        } while (rc == SKEP_NOT_FOUND && clock_left_ms(deadline_us) > 0);
+    if (rc != SKEP_OK)
+        bench_caller_stop(out);
+    return rc;
 }

@@ -3,8 +3,10 @@
 #define SKEP_BENCH_BENCH_NODE_H
 
 #include <jansson.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include <skep/client.h>
 #include <skep/status.h>
 
 struct bench_node {
@@ -33,5 +35,16 @@ void bench_node_stop(struct bench_node *node);
 double bench_node_resident_mib(const struct bench_node *node);
 /* A text among the facts; "" if absent. View of the node. */
 const char *bench_node_fact(const struct bench_node *node, const char *key);
+
+/* A client of the node that has found one of its experts. Zeroed: none. */
+struct bench_caller {
+    struct skep_client *client;        /* owned */
+    struct skep_remote_expert *expert; /* owned */
+};
+/* @param peer  the node's bootstrap peer, borrowed for the call. On failure *out is zeroed. */
+SKEP_MUST_CHECK skep_status bench_caller_start(struct bench_caller *out, const char *peer,
+                                               const char *uid, bool plaintext,
+                                               struct skep_error *err);
+void bench_caller_stop(struct bench_caller *caller); /* zeroed is allowed */
 
 #endif

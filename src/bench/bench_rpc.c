@@ -14,11 +14,9 @@
 #include "base/tensor.h"
 #include "base/thread.h"
 #include "bench/bench.h"
+#include "bench/bench_frame.h"
 #include "bench/bench_baseline.h"
 #include "bench/bench_node.h"
-#include "bench/bench_stats.h"
-#include "cli/options.h"
-#include "cli/output.h"
 
 enum {
     HIDDEN = 1024,    /* floats a row: 4 KB */
@@ -28,16 +26,11 @@ enum {
     WARMUP_CALLS = 200,
     WARMUP_BULK = 3,
     CASE_TIMEOUT_MS = 120000,
-    MAX_RUNS = 100,
 };
 
 static const struct option_spec specs[] = {
-    {.name = "runs",
-     .kind = OPTION_INT,
-     .min = 1,
-     .max = MAX_RUNS,
-     .default_text = "5",
-     .help = "measured runs of each case, baselines in between; medians are shown"},
+    BENCH_OPTION_RUNS(BENCH_MAX_RUNS, "5",
+                      "measured runs of each case, baselines in between; medians are shown"),
     {.name = "num-calls",
      .kind = OPTION_INT,
      .min = 100,
@@ -50,7 +43,7 @@ static const struct option_spec specs[] = {
      .max = 10000,
      .default_text = "30",
      .help = "8 MB calls a run"},
-    {.name = "json", .kind = OPTION_FLAG, .help = "print JSON for programs"},
+    BENCH_OPTION_JSON,
 };
 
 static const struct option_table table = {
@@ -62,7 +55,6 @@ static const struct option_table table = {
     .specs = specs,
     .count = OPTION_COUNT(specs),
 };
-const struct option_table *const bench_rpc_options = &table;
 
 /* ---- one load: `in_flight` chains of calls, each starting the next when it ends */
 
@@ -173,35 +165,12 @@ static skep_status run_load(struct skep_remote_expert *expert, const DLTensor *i
 
 struct pair {
     struct bench_node node;
-    struct skep_client *client;
-    struct skep_remote_expert *expert;
+    struct bench_caller caller;
 };
-
-static skep_status pair_find(struct pair *pair, bool plaintext, struct skep_error *err)
-{
-    struct skep_client_options options;
-    const char *peer = bench_node_fact(&pair->node, "initial_peers");
-    uint64_t deadline_us = clock_deadline_us(10000);
-
-    skep_client_options_init(&options);
-    options.initial_peers = &peer;
-    options.initial_peer_count = 1;
-    options.insecure_plaintext = plaintext;
-    skep_status rc = skep_client_new(&options, &pair->client, err);
-    if (rc == SKEP_OK)
-        rc = skep_client_wait_joined(pair->client, 10000, err);
-    if (rc != SKEP_OK)
-        return rc;
-    do {
-        rc = skep_client_find(pair->client, "bench.0", 2000, &pair->expert, err);
-    } while (rc == SKEP_NOT_FOUND && clock_left_ms(deadline_us) > 0);
-    return rc;
-}
 
 static void pair_stop(struct pair *pair)
 {
-    skep_remote_expert_free(pair->expert);
-    skep_client_free(pair->client);
+    bench_caller_stop(&pair->caller);
     bench_node_stop(&pair->node);
 }
 
@@ -216,7 +185,8 @@ static skep_status pair_start(struct pair *pair, bool plaintext, struct skep_err
     *pair = (struct pair){0};
     skep_status rc = bench_node_start(&pair->node, arguments, err);
     if (rc == SKEP_OK)
-        rc = pair_find(pair, plaintext, err);
+        rc = bench_caller_start(&pair->caller, bench_node_fact(&pair->node, "initial_peers"),
+                                "bench.0", plaintext, err);
     if (rc != SKEP_OK)
         pair_stop(pair);
     return rc;
@@ -225,10 +195,9 @@ static skep_status pair_start(struct pair *pair, bool plaintext, struct skep_err
 /* ---- cases */
 
 struct bench {
-    struct bench_report report;
+    struct bench_frame *frame;
     struct bench_samples samples;
-    size_t runs, calls, bulk;
-    struct progress progress;
+    size_t calls, bulk;
 };
 
 static double median_us(struct bench_samples *samples)
@@ -242,67 +211,76 @@ static double rate_mb(struct bench_samples *samples, size_t bytes)
     return 2.0 * (double)bytes / bench_samples_summarize(samples).median * 1000.0;
 }
 
-static void step(struct bench *b, const char *what)
-{
-    progress_set(&b->progress, b->progress.done + 1, what);
-}
-
 static skep_status measure_small(struct bench *b, struct pair *pair, const DLTensor *input,
                                  struct skep_error *err)
 {
-    double latency[MAX_RUNS], echo[MAX_RUNS], rate[MAX_RUNS];
+    double latency[BENCH_MAX_RUNS], echo[BENCH_MAX_RUNS], rate[BENCH_MAX_RUNS];
     uint64_t elapsed_ns;
-    skep_status rc = run_load(pair->expert, input, WARMUP_CALLS, 1, NULL, &elapsed_ns, err);
+    skep_status rc = run_load(pair->caller.expert, input, WARMUP_CALLS, 1, NULL, &elapsed_ns, err);
 
-    for (size_t i = 0; i < b->runs && rc == SKEP_OK; i++) {
-        step(b, "4 KB calls");
+    for (size_t i = 0; i < b->frame->runs && rc == SKEP_OK; i++) {
+        bench_frame_step(b->frame, "4 KB calls");
         bench_samples_clear(&b->samples);
         rc = bench_tcp_echo(HIDDEN * sizeof(float), WARMUP_CALLS, b->calls, &b->samples, err);
         echo[i] = median_us(&b->samples);
         bench_samples_clear(&b->samples);
         if (rc == SKEP_OK)
-            rc = run_load(pair->expert, input, b->calls, 1, &b->samples, &elapsed_ns, err);
+            rc = run_load(pair->caller.expert, input, b->calls, 1, &b->samples, &elapsed_ns, err);
         latency[i] = median_us(&b->samples);
         if (rc == SKEP_OK)
-            rc = run_load(pair->expert, input, 10 * b->calls, IN_FLIGHT, NULL, &elapsed_ns, err);
+            rc = run_load(pair->caller.expert, input, 10 * b->calls, IN_FLIGHT, NULL, &elapsed_ns,
+                          err);
         rate[i] = 10.0 * (double)b->calls / ((double)elapsed_ns / 1e9);
     }
     if (rc == SKEP_OK)
-        rc = bench_report_add(&b->report, "rpc", "4 KB, one at a time, encrypted; echo", "us",
-                              latency, b->runs, echo, b->runs, err);
+        rc = bench_frame_add(b->frame, "4 KB, one at a time, encrypted; echo", "us", latency, echo,
+                             err);
     if (rc == SKEP_OK)
-        rc = bench_report_add(&b->report, "rpc", "4 KB, 64 in flight, encrypted", "calls/s", rate,
-                              b->runs, NULL, 0, err);
+        rc = bench_frame_add(b->frame, "4 KB, 64 in flight, encrypted", "calls/s", rate, NULL, err);
     return rc;
 }
 
-static skep_status measure_bulk(struct bench *b, struct pair *pair, const DLTensor *input,
-                                bool plaintext, struct skep_error *err)
+struct bulk {
+    struct bench *bench;
+    struct pair *pair;
+    const DLTensor *input;
+    bool plaintext;
+};
+
+static skep_status turn_bulk(void *arg, double *value, double *baseline, struct skep_error *err)
 {
-    double value[MAX_RUNS], baseline[MAX_RUNS];
+    struct bulk *k = arg;
+    struct bench *b = k->bench;
     size_t bytes = (size_t)BULK_ROWS * HIDDEN * 4;
     enum noise_cipher cipher =
         noise_cipher_available(NOISE_AESGCM) ? NOISE_AESGCM : NOISE_CHACHAPOLY;
     uint64_t elapsed_ns;
-    skep_status rc = run_load(pair->expert, input, WARMUP_BULK, 1, NULL, &elapsed_ns, err);
 
-    for (size_t i = 0; i < b->runs && rc == SKEP_OK; i++) {
-        step(b, plaintext ? "8 MB plaintext" : "8 MB encrypted");
-        bench_samples_clear(&b->samples);
-        rc = plaintext ? bench_tcp_echo(bytes, WARMUP_BULK, b->bulk, &b->samples, err)
-                       : bench_cipher_echo(cipher, bytes, WARMUP_BULK, b->bulk, &b->samples, err);
-        baseline[i] = rate_mb(&b->samples, bytes);
-        bench_samples_clear(&b->samples);
-        if (rc == SKEP_OK)
-            rc = run_load(pair->expert, input, b->bulk, 1, &b->samples, &elapsed_ns, err);
-        value[i] = rate_mb(&b->samples, bytes);
-    }
-    if (rc != SKEP_OK)
-        return rc;
-    return bench_report_add(&b->report, "rpc",
-                            plaintext ? "8 MB, plaintext; TCP echo"
-                                      : "8 MB, encrypted; cipher alone",
-                            "MB/s", value, b->runs, baseline, b->runs, err);
+    bench_samples_clear(&b->samples);
+    skep_status rc = k->plaintext
+                         ? bench_tcp_echo(bytes, WARMUP_BULK, b->bulk, &b->samples, err)
+                         : bench_cipher_echo(cipher, bytes, WARMUP_BULK, b->bulk, &b->samples, err);
+    *baseline = rate_mb(&b->samples, bytes);
+    bench_samples_clear(&b->samples);
+    if (rc == SKEP_OK)
+        rc = run_load(k->pair->caller.expert, k->input, b->bulk, 1, &b->samples, &elapsed_ns, err);
+    *value = rate_mb(&b->samples, bytes);
+    return rc;
+}
+
+static skep_status measure_bulk(struct bulk *k, struct skep_error *err)
+{
+    static const struct bench_case cases[] = {
+        {"8 MB, encrypted; cipher alone", "MB/s", "8 MB encrypted"},
+        {"8 MB, plaintext; TCP echo", "MB/s", "8 MB plaintext"},
+    };
+    uint64_t elapsed_ns;
+    skep_status rc =
+        run_load(k->pair->caller.expert, k->input, WARMUP_BULK, 1, NULL, &elapsed_ns, err);
+
+    return rc == SKEP_OK
+               ? bench_frame_turns(k->bench->frame, &cases[k->plaintext], turn_bulk, k, err)
+               : rc;
 }
 
 static skep_status measure_transport(struct bench *b, bool plaintext, struct skep_error *err)
@@ -317,7 +295,7 @@ static skep_status measure_transport(struct bench *b, bool plaintext, struct ske
     memset(skep_tensor_data(&input->dl_tensor), 0, (size_t)BULK_ROWS * HIDDEN * 4);
     rc = pair_start(&pair, plaintext, err);
     if (rc == SKEP_OK) {
-        rc = measure_bulk(b, &pair, &input->dl_tensor, plaintext, err);
+        rc = measure_bulk(&(struct bulk){b, &pair, &input->dl_tensor, plaintext}, err);
         input->dl_tensor.shape[0] = SMALL_ROWS;
         if (rc == SKEP_OK && !plaintext)
             rc = measure_small(b, &pair, &input->dl_tensor, err);
@@ -334,12 +312,12 @@ static skep_status measure_node(struct bench *b, struct skep_error *err)
         "16",   "--expert-cls", "nop",         "--log-level",      "error",        NULL};
     static const char *const without[] = {"node",        "--listen", "127.0.0.1:*",
                                           "--log-level", "error",    NULL};
-    double start_ms[MAX_RUNS], resident[MAX_RUNS];
+    double start_ms[BENCH_MAX_RUNS], resident[BENCH_MAX_RUNS];
     struct bench_node node;
     skep_status rc = SKEP_OK;
 
-    for (size_t i = 0; i < b->runs && rc == SKEP_OK; i++) {
-        step(b, "starting nodes");
+    for (size_t i = 0; i < b->frame->runs && rc == SKEP_OK; i++) {
+        bench_frame_step(b->frame, "starting nodes");
         rc = bench_node_start(&node, with_experts, err);
         start_ms[i] = (double)node.start_ns / 1e6;
         bench_node_stop(&node);
@@ -349,11 +327,11 @@ static skep_status measure_node(struct bench *b, struct skep_error *err)
         bench_node_stop(&node);
     }
     if (rc == SKEP_OK)
-        rc = bench_report_add(&b->report, "rpc", "node with 16 nop experts, start to ready", "ms",
-                              start_ms, b->runs, NULL, 0, err);
+        rc = bench_frame_add(b->frame, "node with 16 nop experts, start to ready", "ms", start_ms,
+                             NULL, err);
     if (rc == SKEP_OK)
-        rc = bench_report_add(&b->report, "rpc", "node without experts, resident", "MiB", resident,
-                              b->runs, NULL, 0, err);
+        rc =
+            bench_frame_add(b->frame, "node without experts, resident", "MiB", resident, NULL, err);
     return rc;
 }
 
@@ -372,25 +350,19 @@ static skep_status measure_all(struct bench *b, struct skep_error *err)
     return rc;
 }
 
-int bench_rpc(int argc, char **argv)
+static skep_status measure_rpc(struct bench_frame *frame, const struct options *o,
+                               struct skep_error *err)
 {
-    struct options o;
-    struct skep_error err = {0};
-    int code;
-
-    if (!options_begin(&o, &table, argc, argv, &code))
-        return code;
-    bool json = options_flag(&o, "json");
     struct bench b = {
-        .runs = (size_t)options_int(&o, "runs"),
-        .calls = (size_t)options_int(&o, "num-calls"),
-        .bulk = (size_t)options_int(&o, "num-bulk"),
+        .frame = frame,
+        .calls = (size_t)options_int(o, "num-calls"),
+        .bulk = (size_t)options_int(o, "num-bulk"),
     };
-    progress_start(&b.progress, "bench rpc", 4 * b.runs, json, stderr);
-    skep_status rc = measure_all(&b, &err);
-    progress_end(&b.progress, NULL);
-    code = bench_report_end(&b.report, json, table.command, rc, &err);
+
+    bench_frame_expect(frame, 4 * frame->runs);
+    skep_status rc = measure_all(&b, err);
     bench_samples_free(&b.samples);
-    options_free(&o);
-    return code;
+    return rc;
 }
+
+const struct bench_command bench_rpc = {.options = &table, .measure = measure_rpc};

@@ -156,25 +156,24 @@ static void copy_name(char *out, size_t cap, const char *name)
     out[n] = '\0';
 }
 
-skep_status bench_report_add(struct bench_report *report, const char *bench, const char *case_name,
-                             const char *unit, double *values, size_t runs, double *baselines,
-                             size_t baseline_runs, struct skep_error *err)
+skep_status bench_report_add(struct bench_report *report, const struct bench_figures *f,
+                             struct skep_error *err)
 {
-    if (runs == 0)
-        return error_set(err, SKEP_INVALID_ARGUMENT, "%s, %s: 0 runs, expected at least 1", bench,
-                         case_name);
+    if (f->runs == 0)
+        return error_set(err, SKEP_INVALID_ARGUMENT, "%s, %s: 0 runs, expected at least 1",
+                         f->bench, f->case_name);
     if (!grow(report))
         return error_no_memory(err, "benchmark rows", sizeof(struct bench_row));
 
     struct bench_row *row = &report->rows[report->count++];
-    *row = (struct bench_row){.runs = runs};
-    copy_name(row->bench, sizeof(row->bench), bench);
-    copy_name(row->case_name, sizeof(row->case_name), case_name);
-    copy_name(row->unit, sizeof(row->unit), unit);
-    row->value = bench_median(values, runs);
-    row->low = values[0];
-    row->high = values[runs - 1];
-    row->baseline = baselines == NULL ? NAN : bench_median(baselines, baseline_runs);
+    *row = (struct bench_row){.runs = f->runs};
+    copy_name(row->bench, sizeof(row->bench), f->bench);
+    copy_name(row->case_name, sizeof(row->case_name), f->case_name);
+    copy_name(row->unit, sizeof(row->unit), f->unit);
+    row->value = bench_median(f->values, f->runs);
+    row->low = f->values[0];
+    row->high = f->values[f->runs - 1];
+    row->baseline = f->baselines == NULL ? NAN : bench_median(f->baselines, f->baseline_runs);
     row->ratio = row->baseline == 0 ? NAN : row->value / row->baseline;
     return SKEP_OK;
 }

@@ -71,16 +71,19 @@ struct bench_report {
     size_t cap;
 };
 
-/*
- * Adds a row. Longer names are cut; bytes of them that are no UTF-8 become '?'.
- * @param values     borrowed; one figure a run, at least one. Sorted by this call.
- * @param baselines  borrowed; one figure a baseline run, also sorted; NULL if there is none.
- * @return SKEP_INVALID_ARGUMENT if runs is 0; SKEP_RESOURCE_EXHAUSTED if memory is short.
- */
-SKEP_MUST_CHECK skep_status bench_report_add(struct bench_report *report, const char *bench,
-                                             const char *case_name, const char *unit,
-                                             double *values, size_t runs, double *baselines,
-                                             size_t baseline_runs, struct skep_error *err);
+/* What a row is made of; all borrowed. */
+struct bench_figures {
+    const char *bench, *case_name, *unit; /* longer names are cut; stray bytes become '?' */
+    double *values;                       /* one figure a run, at least one; sorted */
+    size_t runs;
+    double *baselines; /* one figure a baseline run, also sorted; NULL: there is none */
+    size_t baseline_runs;
+};
+/* Adds a row. @return SKEP_INVALID_ARGUMENT if there are no runs; SKEP_RESOURCE_EXHAUSTED if memory
+ * is short. */
+SKEP_MUST_CHECK skep_status bench_report_add(struct bench_report *report,
+                                             const struct bench_figures *figures,
+                                             struct skep_error *err);
 void bench_report_free(struct bench_report *report); /* NULL and zeroed are allowed */
 
 /* An aligned table with a heading; nothing at all for an empty report. */

@@ -20,16 +20,13 @@
 #include "base/tensor.h"
 #include "base/thread.h"
 #include "bench/bench.h"
+#include "bench/bench_frame.h"
 #include "bench/bench_node.h"
-#include "bench/bench_stats.h"
-#include "cli/options.h"
-#include "cli/output.h"
 
 enum {
     MAX_CONNECTIONS = 64,
     MIN_CONNECTIONS = 8,
-    REPLIES_BYTES = 64 << 20, /* a node's max_reply_backlog, for a connection */
-    MAX_RUNS = 100,
+    REPLIES_BYTES = 64 << 20,  /* a node's max_reply_backlog, for a connection */
     CALL_TIMEOUT_MS = 3600000, /* the last of a full queue waits for all before it */
     SHOW_MS = 200,
 };
@@ -102,13 +99,8 @@ static const struct option_spec specs[] = {
      .help = "encrypted connections that the clients share",
      .unset = "8, or so many that replies in flight on each stay below 64 MiB, the limit of a"
               " node"},
-    {.name = "runs",
-     .kind = OPTION_INT,
-     .min = 1,
-     .max = MAX_RUNS,
-     .default_text = "1",
-     .help = "each with a new node; medians are shown"},
-    {.name = "json", .kind = OPTION_FLAG, .help = "print JSON for programs"},
+    BENCH_OPTION_RUNS(BENCH_MAX_RUNS, "1", "each with a new node; medians are shown"),
+    BENCH_OPTION_JSON,
 };
 
 static const struct option_table table = {
@@ -121,7 +113,6 @@ static const struct option_table table = {
     .specs = specs,
     .count = OPTION_COUNT(specs),
 };
-const struct option_table *const bench_throughput_options = &table;
 
 /* ---- what is run */
 
@@ -130,7 +121,6 @@ struct plan {
     int64_t hidden;
     const char *precision;
     size_t connections;
-    size_t runs;
 };
 
 /* What one run found. */
@@ -511,30 +501,30 @@ static skep_status one_run(const struct plan *plan, struct figures *f, struct pr
 
 /* ---- reporting */
 
-static skep_status add_row(struct bench_report *report, const char *name, const char *unit,
-                           const struct figures *figures, size_t runs, size_t value_offset,
-                           size_t baseline_offset, struct skep_error *err)
-{
-    double values[MAX_RUNS], baselines[MAX_RUNS];
-    bool has_baseline = baseline_offset != value_offset;
+struct row {
+    const char *name, *unit;
+    size_t value, baseline; /* offsets in struct figures; equal: no baseline */
+};
 
-    for (size_t i = 0; i < runs; i++) {
-        values[i] = *(const double *)(const void *)((const char *)&figures[i] + value_offset);
-        baselines[i] = *(const double *)(const void *)((const char *)&figures[i] + baseline_offset);
+static skep_status add_row(struct bench_frame *frame, const struct row *row,
+                           const struct figures *figures, struct skep_error *err)
+{
+    double values[BENCH_MAX_RUNS], baselines[BENCH_MAX_RUNS];
+
+    for (size_t i = 0; i < frame->runs; i++) {
+        values[i] = *(const double *)(const void *)((const char *)&figures[i] + row->value);
+        baselines[i] = *(const double *)(const void *)((const char *)&figures[i] + row->baseline);
     }
-    return bench_report_add(report, "throughput", name, unit, values, runs,
-                            has_baseline ? baselines : NULL, has_baseline ? runs : 0, err);
+    return bench_frame_add(frame, row->name, row->unit, values,
+                           row->baseline != row->value ? baselines : NULL, err);
 }
 
-static skep_status add_rows(struct bench_report *report, const struct plan *plan,
+static skep_status add_rows(struct bench_frame *frame, const struct plan *plan,
                             const struct figures *figures, struct skep_error *err)
 {
     const struct preset *p = &plan->preset;
     char name[BENCH_CASE_BYTES];
-    const struct {
-        const char *name, *unit;
-        size_t value, baseline;
-    } rows[] = {
+    const struct row rows[] = {
         {name, "samples/s", offsetof(struct figures, samples_per_s),
          offsetof(struct figures, compute_samples_per_s)},
         {"node, start to ready", "s", offsetof(struct figures, start_s),
@@ -557,8 +547,7 @@ static skep_status add_rows(struct bench_report *report, const struct plan *plan
              p->experts == 1 ? "" : "s", p->clients, p->batches, p->rows, plan->connections,
              plan->connections == 1 ? "" : "s");
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]) && rc == SKEP_OK; i++)
-        rc = add_row(report, rows[i].name, rows[i].unit, figures, plan->runs, rows[i].value,
-                     rows[i].baseline, err);
+        rc = add_row(frame, &rows[i], figures, err);
     return rc;
 }
 
@@ -593,7 +582,6 @@ static struct plan plan_of(const struct options *o)
         .preset = presets[0],
         .hidden = options_int(o, "hidden-dim"),
         .precision = options_string(o, "precision"),
-        .runs = (size_t)options_int(o, "runs"),
     };
 
     for (size_t i = 0; i < sizeof(presets) / sizeof(presets[0]); i++)
@@ -611,39 +599,29 @@ static struct plan plan_of(const struct options *o)
     return plan;
 }
 
-int bench_throughput(int argc, char **argv)
+static int check_precision(struct options *o)
 {
-    static struct figures figures[MAX_RUNS];
-    struct options o;
-    struct bench_report report = {0};
-    struct skep_error err = {0};
-    struct progress progress;
-    skep_status rc = SKEP_OK;
-    int code;
-
-    if (!options_begin(&o, &table, argc, argv, &code))
-        return code;
-    code = strcmp(options_string(&o, "preset"), "nop") == 0
-               ? options_idle(&o, "precision",
-                              "does nothing with --preset nop, which computes "
-                              "nothing")
+    return strcmp(options_string(o, "preset"), "nop") == 0
+               ? options_idle(o, "precision",
+                              "does nothing with --preset nop, which computes nothing")
                : CLI_DONE;
-    if (code != CLI_DONE) {
-        options_free(&o);
-        return code;
-    }
-    bool json = options_flag(&o, "json");
-    struct plan plan = plan_of(&o);
+}
+
+static skep_status measure_throughput(struct bench_frame *frame, const struct options *o,
+                                      struct skep_error *err)
+{
+    static struct figures figures[BENCH_MAX_RUNS];
+    struct plan plan = plan_of(o);
     uint64_t calls = (uint64_t)plan.preset.clients * (uint64_t)plan.preset.batches *
                      (plan.preset.backward ? 2 : 1);
-    for (size_t i = 0; i < plan.runs && rc == SKEP_OK; i++) {
-        progress_start(&progress, "bench throughput", calls, json, stderr);
-        rc = one_run(&plan, &figures[i], &progress, &err);
-        progress_end(&progress, NULL);
+    skep_status rc = SKEP_OK;
+
+    for (size_t i = 0; i < frame->runs && rc == SKEP_OK; i++) {
+        bench_frame_expect(frame, calls);
+        rc = one_run(&plan, &figures[i], &frame->progress, err);
     }
-    if (rc == SKEP_OK)
-        rc = add_rows(&report, &plan, figures, &err);
-    code = bench_report_end(&report, json, table.command, rc, &err);
-    options_free(&o);
-    return code;
+    return rc == SKEP_OK ? add_rows(frame, &plan, figures, err) : rc;
 }
+
+const struct bench_command bench_throughput = {
+    .options = &table, .check = check_precision, .measure = measure_throughput};

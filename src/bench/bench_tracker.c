@@ -5,6 +5,7 @@
  * same without.
  */
 #include <inttypes.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,11 +13,9 @@
 
 #include "base/error.h"
 #include "bench/bench.h"
+#include "bench/bench_frame.h"
 #include "bench/bench_node.h"
-#include "bench/bench_stats.h"
 #include "bench/bench_tracker_load.h"
-#include "cli/options.h"
-#include "cli/output.h"
 
 enum {
     MAX_RUNS = 20,
@@ -43,13 +42,8 @@ static const struct option_spec specs[] = {
      .max = BENCH_MAX_SAMPLES,
      .default_text = "200000",
      .help = "REQUEST and PUT pairs a run"},
-    {.name = "runs",
-     .kind = OPTION_INT,
-     .min = 1,
-     .max = MAX_RUNS,
-     .default_text = "5",
-     .help = "measured runs of each case; medians are shown"},
-    {.name = "json", .kind = OPTION_FLAG, .help = "print JSON for programs"},
+    BENCH_OPTION_RUNS(MAX_RUNS, "5", "measured runs of each case; medians are shown"),
+    BENCH_OPTION_JSON,
 };
 
 static const struct option_table table = {
@@ -60,7 +54,6 @@ static const struct option_table table = {
     .specs = specs,
     .count = OPTION_COUNT(specs),
 };
-const struct option_table *const bench_tracker_options = &table;
 
 struct runs {
     double rate[MAX_RUNS], median[MAX_RUNS], p99[MAX_RUNS], longest[MAX_RUNS], one[MAX_RUNS];
@@ -69,16 +62,14 @@ struct runs {
 };
 
 struct bench {
-    size_t servers, clients, runs;
+    struct bench_frame *frame;
+    size_t servers, clients;
     uint64_t pairs;
     struct bench_node tracker;
     uint16_t tracker_port, echo_port;
     pid_t echo; /* 0: none */
     struct bench_load load;
     struct bench_samples latency, summary;
-    struct bench_report report;
-    struct progress progress;
-    uint64_t steps;
     struct runs ours, theirs;
     double beside[MAX_RUNS], beside_rate[MAX_RUNS]; /* with summaries meanwhile */
 };
@@ -89,7 +80,7 @@ static skep_status start_all(struct bench *b, struct skep_error *err)
                                "0",       "--silent", "--max-connections", "1000000",
                                NULL};
 
-    progress_set(&b->progress, b->steps++, "starting");
+    bench_frame_step(b->frame, "starting");
     skep_status rc = bench_tracker_echo(b->servers, &b->echo_port, &b->echo, err);
     if (rc == SKEP_OK)
         rc = bench_node_start(&b->tracker, arguments, err);
@@ -160,8 +151,8 @@ static skep_status measure(struct bench *b, struct skep_error *err)
 {
     skep_status rc = SKEP_OK;
 
-    for (size_t run = 0; run < b->runs && rc == SKEP_OK; run++) {
-        progress_set(&b->progress, b->steps++, "pairs");
+    for (size_t run = 0; run < b->frame->runs && rc == SKEP_OK; run++) {
+        bench_frame_step(b->frame, "pairs");
         rc = measure_side(b, b->echo_port, &b->theirs, run, err);
         if (rc == SKEP_OK)
             rc = measure_side(b, b->tracker_port, &b->ours, run, err);
@@ -177,8 +168,7 @@ static skep_status add(struct bench *b, const char *what, const char *unit, doub
     char name[BENCH_CASE_BYTES];
 
     snprintf(name, sizeof(name), "%s, %zu servers, %zu clients", what, b->servers, b->clients);
-    return bench_report_add(&b->report, "tracker", name, unit, values, b->runs, baselines,
-                            baselines != NULL ? b->runs : 0, err);
+    return bench_frame_add(b->frame, name, unit, values, baselines, err);
 }
 
 static skep_status report_runs(struct bench *b, struct skep_error *err)
@@ -192,8 +182,8 @@ static skep_status report_runs(struct bench *b, struct skep_error *err)
     if (rc == SKEP_OK)
         rc = add(b, "REQUEST, longest", "ms", b->ours.longest, b->theirs.longest, err);
     if (rc == SKEP_OK)
-        rc = bench_report_add(&b->report, "tracker", "REQUEST and PUT pairs, one client", "pairs/s",
-                              b->ours.one, b->runs, b->theirs.one, b->runs, err);
+        rc = bench_frame_add(b->frame, "REQUEST and PUT pairs, one client", "pairs/s", b->ours.one,
+                             b->theirs.one, err);
     if (rc == SKEP_OK)
         rc = add(b, "pairs, and 10 SUMMARY/s", "pairs/s", b->beside_rate, b->ours.rate, err);
     if (rc == SKEP_OK)
@@ -213,15 +203,14 @@ static skep_status report_rest(struct bench *b, struct skep_error *err)
                        b->ours.summary_bytes, b->theirs.summary_bytes);
     snprintf(name, sizeof(name), "SUMMARY, %zu servers", b->servers);
     if (rc == SKEP_OK)
-        rc = bench_report_add(&b->report, "tracker", name, "ms", b->ours.summary, b->runs,
-                              b->theirs.summary, b->runs, err);
+        rc = bench_frame_add(b->frame, name, "ms", b->ours.summary, b->theirs.summary, err);
     snprintf(name, sizeof(name), "SUMMARY, %zu servers, longest of %d", b->servers, SUMMARIES);
     if (rc == SKEP_OK)
-        rc = bench_report_add(&b->report, "tracker", name, "ms", b->ours.summary_longest, b->runs,
-                              b->theirs.summary_longest, b->runs, err);
+        rc = bench_frame_add(b->frame, name, "ms", b->ours.summary_longest,
+                             b->theirs.summary_longest, err);
     snprintf(name, sizeof(name), "resident memory, %zu connections", b->servers + b->clients + 1);
     if (rc == SKEP_OK)
-        rc = bench_report_add(&b->report, "tracker", name, "MiB", &resident_mib, 1, NULL, 0, err);
+        rc = bench_frame_add_one(b->frame, name, "MiB", resident_mib, NAN, err);
     return rc;
 }
 
@@ -235,36 +224,30 @@ static void stop_all(struct bench *b)
     }
 }
 
-int bench_tracker(int argc, char **argv)
+static skep_status measure_tracker(struct bench_frame *frame, const struct options *o,
+                                   struct skep_error *err)
 {
-    struct options o;
-    struct skep_error err = {0};
-    int code;
-
-    if (!options_begin(&o, &table, argc, argv, &code))
-        return code;
-    bool json = options_flag(&o, "json");
     struct bench b = {
-        .servers = (size_t)options_int(&o, "num-servers"),
-        .clients = (size_t)options_int(&o, "num-clients"),
-        .pairs = (uint64_t)options_int(&o, "num-pairs"),
-        .runs = (size_t)options_int(&o, "runs"),
+        .frame = frame,
+        .servers = (size_t)options_int(o, "num-servers"),
+        .clients = (size_t)options_int(o, "num-clients"),
+        .pairs = (uint64_t)options_int(o, "num-pairs"),
     };
-    progress_start(&b.progress, "bench tracker", 1 + b.runs, json, stderr);
-    skep_status rc = bench_samples_reserve(&b.latency, b.pairs, &err);
+
+    bench_frame_expect(frame, 1 + frame->runs);
+    skep_status rc = bench_samples_reserve(&b.latency, b.pairs, err);
     if (rc == SKEP_OK)
-        rc = start_all(&b, &err);
+        rc = start_all(&b, err);
     if (rc == SKEP_OK)
-        rc = measure(&b, &err);
+        rc = measure(&b, err);
     if (rc == SKEP_OK)
-        rc = report_runs(&b, &err);
+        rc = report_runs(&b, err);
     if (rc == SKEP_OK)
-        rc = report_rest(&b, &err);
-    progress_end(&b.progress, NULL);
+        rc = report_rest(&b, err);
     stop_all(&b);
-    code = bench_report_end(&b.report, json, table.command, rc, &err);
     bench_samples_free(&b.latency);
     bench_samples_free(&b.summary);
-    options_free(&o);
-    return code;
+    return rc;
 }
+
+const struct bench_command bench_tracker = {.options = &table, .measure = measure_tracker};

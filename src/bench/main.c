@@ -4,20 +4,24 @@
 #include <unistd.h>
 
 #include "bench/bench.h"
+#include "bench/bench_frame.h"
 #include "cli/command.h"
 #include "cli/options.h"
 #include "cli/output.h"
 #include "dht/opendht/runner.h"
 
-static const struct cli_command benches[] = {
-#define BENCH_ROW(function, name, summary) {name, summary, function},
+static const struct {
+    const char *name, *summary;
+    const struct bench_command *command;
+} benches[] = {
+#define BENCH_ROW(command, name, summary) {name, summary, &command},
     CLI_BENCHES(BENCH_ROW)
 #undef BENCH_ROW
 };
 enum { BENCH_COUNT = sizeof(benches) / sizeof(benches[0]) };
 
 static const struct option_table *const *const tables[] = {
-#define BENCH_OPTIONS(function, name, summary) &function##_options,
+#define BENCH_OPTIONS(command, name, summary) &command.options,
     CLI_BENCHES(BENCH_OPTIONS)
 #undef BENCH_OPTIONS
 };
@@ -59,7 +63,7 @@ static int run_bench(int argc, char **argv)
     for (int i = 0; i < BENCH_COUNT; i++) {
         names[i] = benches[i].name;
         if (strcmp(argv[1], benches[i].name) == 0)
-            return benches[i].run(argc - 1, argv + 1);
+            return bench_run(benches[i].command, argc - 1, argv + 1);
     }
     const char *near = options_nearest(argv[1], names, BENCH_COUNT);
     return cli_usage_error("bench", "no benchmark \"%s\"%s%s%s", argv[1],

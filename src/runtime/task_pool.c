@@ -87,11 +87,6 @@ skep_status task_pool_new(struct runtime *runtime, const struct task_pool_config
     return SKEP_OK;
 }
 
-const char *task_pool_name(const struct task_pool *pool)
-{
-    return pool->config.name;
-}
-
 void task_pool_stats(struct task_pool *pool, struct task_pool_stats *out)
 {
     pthread_mutex_lock(&pool->runtime->lock);

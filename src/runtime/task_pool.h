@@ -158,6 +158,5 @@ SKEP_MUST_CHECK skep_status task_pool_submit(struct task_pool *pool, struct task
  */
 void task_pool_withdraw(struct task_pool *pool, struct task *task);
 void task_pool_stats(struct task_pool *pool, struct task_pool_stats *out);
-const char *task_pool_name(const struct task_pool *pool);
 
 #endif

@@ -109,9 +109,10 @@ static void add(struct bench_report *report, const char *name, double value, dou
     double values[] = {value * 3, value / 2, value}; /* not in order; the median is `value` */
     double baselines[] = {baseline};
 
-    assert_int_equal(bench_report_add(report, "rpc", name, "us", values, 3,
-                                      isnan(baseline) ? NULL : baselines, 1, NULL),
-                     SKEP_OK);
+    const struct bench_figures figures = {
+        "rpc", name, "us", values, 3, isnan(baseline) ? NULL : baselines, 1};
+
+    assert_int_equal(bench_report_add(report, &figures, NULL), SKEP_OK);
 }
 
 static char *printed(const struct bench_report *report, bool json)
@@ -233,12 +234,12 @@ static void bad_rows_and_short_memory_leave_the_report_alone(void **state)
     (void)state;
     struct bench_report report = {0};
     double value = 1;
+    struct bench_figures figures = {"a", "b", "c", &value, 0, NULL, 0};
 
-    assert_int_equal(bench_report_add(&report, "a", "b", "c", &value, 0, NULL, 0, NULL),
-                     SKEP_INVALID_ARGUMENT);
+    assert_int_equal(bench_report_add(&report, &figures, NULL), SKEP_INVALID_ARGUMENT);
+    figures.runs = 1;
     mem_fail_at(1);
-    assert_int_equal(bench_report_add(&report, "a", "b", "c", &value, 1, NULL, 0, NULL),
-                     SKEP_RESOURCE_EXHAUSTED);
+    assert_int_equal(bench_report_add(&report, &figures, NULL), SKEP_RESOURCE_EXHAUSTED);
     assert_int_equal(report.count, 0);
     bench_report_free(&report);
 }
