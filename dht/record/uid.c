@@ -5,7 +5,8 @@
  *     prefix   name ("." coordinate)* "."
  *     pattern  name ("." coordinate | ".[" coordinate ":" coordinate "]")+
  *
- * A name is any UTF-8 text without dots and NUL.
+ * A name is any UTF-8 text without dots and control characters: those would reach terminals, logs
+ * and file names.
  */
 #include "dht/record/uid.h"
 
@@ -59,8 +60,15 @@ static skep_status read_name(struct reader *r, const char *what, struct skep_err
 
     if (len == 0)
         return bad_whole(r, what, "the name before the first dot is empty", err);
-    if (memchr(r->text, 0, len) != NULL || !text_is_utf8(r->text, len))
-        return bad_part(r, what, 0, len, "is no UTF-8 text without NUL", err);
+    for (size_t i = 0; i < len;) {
+        size_t n = text_utf8_length(r->text + i, len - i);
+        if (n == 0)
+            return bad_part(r, what, i, i + 1, "is no UTF-8 text", err);
+        if (text_is_control(r->text + i, n))
+            return bad_part(r, what, i, i + n,
+                            "is a control character, expected a name without them", err);
+        i += n;
+    }
     r->pos = len;
     return SKEP_OK;
 }
