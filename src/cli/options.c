@@ -73,6 +73,7 @@ void option_value_clear(struct option_value *value)
     for (size_t i = 0; i < value->count; i++)
         mem_free(value->texts[i]);
     mem_free(value->texts);
+    mem_free(value->earlier);
     *value = (struct option_value){0};
 }
 
@@ -131,7 +132,15 @@ static skep_status set_value(const struct option_spec *spec, struct option_value
         value->source = source;
         return append_list(spec, value, text, where, err);
     }
+    char *earlier = NULL;
+    if (source == SOURCE_COMMAND_LINE && value->source == source && value->count > 0 &&
+        strcmp(value->texts[0], text) != 0) {
+        earlier = mem_strdup(value->texts[0]);
+        if (earlier == NULL)
+            return error_no_memory(err, "options", strlen(value->texts[0]) + 1);
+    }
     option_value_clear(value);
+    value->earlier = earlier;
     value->source = source;
     skep_status rc = keep_text(value, text, strlen(text), err);
     return rc != SKEP_OK ? rc : option_parse_text(spec, text, where, value, err);
@@ -334,6 +343,22 @@ void options_free(struct options *o)
     *o = (struct options){0};
 }
 
+/* Scripts append options to override those before, so it is no mistake; but who edits a long line
+ * may not see both. */
+void options_warn_of_repeated(const struct options *o)
+{
+    char first[TEXT_QUOTE_BYTES], last[TEXT_QUOTE_BYTES];
+
+    for (size_t i = 0; i < option_total(o->table); i++) {
+        const struct option_value *value = &o->values[i];
+        if (value->earlier != NULL && value->count > 0)
+            log_warn("--%s: given as %s and again as %s: the last one counts",
+                     option_at(o->table, i)->name,
+                     text_quote(value->earlier, strlen(value->earlier), first),
+                     text_quote(value->texts[0], strlen(value->texts[0]), last));
+    }
+}
+
 static void set_log_level(const struct options *o)
 {
     static const char *const names[] = {
@@ -378,6 +403,7 @@ bool options_begin(struct options *out, const struct option_table *table, int ar
     log_set_format(strcmp(options_string(out, "log-format"), "json") == 0 ? LOG_FORMAT_JSON
                                                                           : LOG_FORMAT_TEXT);
     environment_warn();
+    options_warn_of_repeated(out);
     return true;
 }
 

@@ -15,8 +15,9 @@ enum option_source {
 
 struct option_value {
     enum option_source source;
-    bool in_file; /* the file has it, whoever wins */
-    char **texts; /* owned, NULL-terminated; one, or the elements of a list */
+    bool in_file;  /* the file has it, whoever wins */
+    char *earlier; /* owned; what the command line said first and then took back, or NULL */
+    char **texts;  /* owned, NULL-terminated; one, or the elements of a list */
     size_t count;
     int64_t integer;
     double number;
@@ -90,5 +91,8 @@ SKEP_MUST_CHECK skep_status option_load_config(struct options *o, const char *pa
 /* "did you mean" with a leading comma, or nothing. Returns out. */
 const char *option_suggestion(const struct option_table *table, const char *name,
                               const char *dashes, char *out, size_t cap);
+
+/* Warns of options that the command line gives twice with different values. */
+void options_warn_of_repeated(const struct options *o);
 
 #endif

@@ -391,6 +391,19 @@ const char *options_nearest(const char *text, const char *const *names, size_t c
     return found;
 }
 
+/* A name that the other one ends with as a whole word: --listen and --dht-listen. */
+static const char *same_last_words(const char *text, const char *const *names, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        const char *longer = strlen(text) > strlen(names[i]) ? text : names[i];
+        const char *shorter = longer == text ? names[i] : text;
+        const char *tail = longer + strlen(longer) - strlen(shorter);
+        if (tail > longer && tail[-1] == '-' && strcmp(tail, shorter) == 0)
+            return names[i];
+    }
+    return NULL;
+}
+
 const char *option_suggestion(const struct option_table *table, const char *name,
                               const char *dashes, char *out, size_t cap)
 {
@@ -402,6 +415,8 @@ const char *option_suggestion(const struct option_table *table, const char *name
     for (size_t i = 0; i < option_total(table) && count < MOST_NAMES; i++)
         names[count++] = option_at(table, i)->name;
     found = options_nearest(name, names, count);
+    if (found == NULL)
+        found = same_last_words(name, names, count);
     if (found == NULL)
         snprintf(out, cap, "%s", "");
     else

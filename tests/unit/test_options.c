@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "cli/environment.h"
 #include "cli/options.h"
+#include "cli/options_internal.h"
 #include "cli/output.h"
 #include "tempdir.h"
 
@@ -303,6 +304,8 @@ static void unknown_option_suggests_the_nearest(void **state)
     refused(ARGS("--lisen=a:1"), "--lisen: unknown option, did you mean --listen?");
     refused(ARGS("--hepl"), "did you mean --help?");
     refused(ARGS("--max"), "did you mean --max-batch-size?");
+    refused(ARGS("--dht-listen", "a:1"), "--dht-listen: unknown option, did you mean --listen?");
+    refused(ARGS("--peers", "a:1"), "--peers: unknown option, did you mean --initial-peers?");
     struct options o;
     struct skep_error err;
     assert_int_equal(parse(&o, ARGS("--zzzzzzzz"), &err), SKEP_INVALID_ARGUMENT);
@@ -759,6 +762,20 @@ static void keep_line(enum skep_log_level level, const char *line, void *arg)
     snprintf(lines + used, 1024 - used, "%s\n", line);
 }
 
+static void scalars_given_twice_are_warned_about(void **state)
+{
+    (void)state;
+    char lines[1024] = "";
+    struct options o = parse_good(ARGS("--swarm", "a", "--swarm", "b", "--no-dht", "--no-dht",
+                                       "--cache", "1M", "--cache=1M", "--even", "ab", "--even=cd"));
+
+    skep_log_set(SKEP_LOG_WARNING, keep_line, lines);
+    options_warn_of_repeated(&o);
+    skep_log_set(SKEP_LOG_WARNING, NULL, NULL);
+    assert_string_equal(lines, "--swarm: given as \"a\" and again as \"b\": the last one counts\n");
+    options_free(&o);
+}
+
 static void variables_of_no_option_are_warned_about(void **state)
 {
     (void)state;
@@ -837,6 +854,7 @@ int main(void)
         cmocka_unit_test(option_of_the_lower_rank_gives_way),
         cmocka_unit_test(idle_option_has_its_default_again),
         cmocka_unit_test(variables_of_no_option_are_warned_about),
+        cmocka_unit_test(scalars_given_twice_are_warned_about),
         cmocka_unit_test(every_failed_allocation_is_reported),
     };
     return cmocka_run_group_tests_name("options", tests, make_dir, remove_dir);
