@@ -127,7 +127,8 @@ struct importing {
     struct checkpoint_dir dir;
     bool replace;
     bool allow_non_finite;
-    uint64_t imported, skipped;
+    struct progress progress;
+    uint64_t visited, imported, skipped;
 };
 
 /* A weight that is no number makes every output one, and nothing trains it back. */
@@ -260,9 +261,22 @@ typedef skep_status (*model_fn)(struct importing *im, struct moe *moe, size_t i,
 static skep_status check_one(struct importing *im, struct moe *moe, size_t i, const char *uid,
                              struct skep_error *err)
 {
+    struct expert *expert;
+
     if (!im->replace && checkpoint_dir_has(&im->dir, uid))
         return SKEP_OK;
-    return moe_check(moe, i, err);
+    skep_status rc = moe_check(moe, i, err);
+    if (rc != SKEP_OK || im->allow_non_finite)
+        return rc;
+    /* A NaN shows only in the numbers themselves, so they are read here as well. */
+    rc = moe_load(moe, i, &expert, err);
+    if (rc != SKEP_OK)
+        return rc;
+    rc = check_finite(expert, err);
+    if (rc != SKEP_OK)
+        error_prefix(err, "%s", uid);
+    expert_free(expert);
+    return rc;
 }
 
 /* Does it with expert i unless a pattern leaves it out. */
@@ -284,13 +298,26 @@ static skep_status visit_reserved(struct importing *im, struct moe *moe, size_t 
     return visit(im, moe, i, text, err);
 }
 
+static skep_status visit_all(struct importing *im, struct moe *moe, const char *name,
+                             const struct uid_pattern *pattern, model_fn visit, const char *note,
+                             struct skep_error *err)
+{
+    skep_status rc = SKEP_OK;
+
+    for (size_t i = 0; i < moe_count(moe) && rc == SKEP_OK; i++) {
+        rc = visit_reserved(im, moe, i, name, pattern, visit, err);
+        progress_set(&im->progress, ++im->visited, note);
+    }
+    return rc;
+}
+
 static skep_status import_model(const struct options *o, struct importing *im,
                                 struct skep_error *err)
 {
     const char *name = options_string(o, "name");
     const char *wish = options_string(o, "expert-pattern");
-    struct progress progress;
     struct uid_pattern pattern;
+    const struct uid_pattern *wanted = wish != NULL ? &pattern : NULL;
     struct moe *moe;
     skep_status rc = wish != NULL ? uid_pattern_parse(&pattern, wish, err) : SKEP_OK;
 
@@ -302,18 +329,12 @@ static skep_status import_model(const struct options *o, struct importing *im,
         log_warn("%s: the experts under %s are left out; --stack imports those",
                  options_string(o, "moe"), moe_left_out(moe));
     /* All are checked before any is written, so that a folder never holds a part of a model. */
-    for (size_t i = 0; i < moe_count(moe) && rc == SKEP_OK; i++)
-        rc = visit_reserved(im, moe, i, name, wish != NULL ? &pattern : NULL, check_one, err);
-    if (rc != SKEP_OK) {
-        moe_close(moe);
-        return rc;
-    }
-    progress_start(&progress, "experts", moe_count(moe), options_flag(o, "json"), stderr);
-    for (size_t i = 0; i < moe_count(moe) && rc == SKEP_OK; i++) {
-        rc = visit_reserved(im, moe, i, name, wish != NULL ? &pattern : NULL, import_one, err);
-        progress_set(&progress, i + 1, NULL);
-    }
-    progress_end(&progress, NULL);
+    progress_start(&im->progress, "experts, checked and imported", 2 * moe_count(moe),
+                   options_flag(o, "json"), stderr);
+    rc = visit_all(im, moe, name, wanted, check_one, "checking", err);
+    if (rc == SKEP_OK)
+        rc = visit_all(im, moe, name, wanted, import_one, "importing", err);
+    progress_end(&im->progress, NULL);
     if (rc == SKEP_OK && im->imported + im->skipped == 0)
         rc = error_set(err, SKEP_FAILED_PRECONDITION,
                        "%s: none of its experts, named %s.<layer>.<expert>, is of the pattern %s",

@@ -366,6 +366,12 @@ def case_nothing_is_written_of_a_model_that_is_not_whole():
             change(model)
             model.write()
             model.refuse(swarm.path("kept"), texts)
+    with Swarm() as swarm:  # the last expert, whose numbers show it only
+        model = Model(swarm, "model", both)
+        kind, shape, values = model.tensors[last + "down_proj.weight"]
+        model.tensors[last + "down_proj.weight"] = (kind, shape, [float("nan")] + list(values[1:]))
+        model.write()
+        model.refuse(swarm.path("kept"), ["1 NaN", "--allow-non-finite"])
     for damage in ("missing", "short", "lacks"):  # the second of two files
         with Swarm() as swarm:
             model = Model(swarm, "model", both)
