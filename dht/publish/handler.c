@@ -259,9 +259,10 @@ static void note_round(struct handler *h, const struct publisher_round *round)
 {
     pthread_mutex_lock(&h->lock);
     h->stats.rounds++;
-    h->stats.failed_rounds += round->failed > 0;
+    /* A node that is alone has nobody to publish to: that is no failure of a round. */
+    h->stats.failed_rounds += round->failed > 0 && round->among_peers;
     h->stats.records_published += round->said - round->failed;
-    h->stats.records_failed += round->failed;
+    h->stats.records_failed += round->among_peers ? round->failed : 0;
     h->stats.reachable_peers = round->among_peers;
     if (round->failed == 0 && round->said > 0)
         h->stats.last_success_unix_s = clock_wall_ms() / 1000;

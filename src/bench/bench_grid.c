@@ -89,7 +89,7 @@ static bool has_published(struct handler *handler, uint64_t rounds)
     struct handler_stats stats;
 
     handler_stats(handler, &stats);
-    return stats.rounds >= rounds && stats.rounds > stats.failed_rounds;
+    return stats.rounds >= rounds && stats.last_success_unix_s > 0;
 }
 
 static bool wait_published(struct handler *handler, uint64_t rounds, uint64_t deadline_us)

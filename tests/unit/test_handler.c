@@ -182,6 +182,9 @@ static void without_peers_the_first_round_ends_and_the_first_peer_brings_another
     handler_stats(h, &stats);
     assert_false(stats.reachable_peers);
     assert_int_equal(stats.records_published, 0);
+    assert_true(stats.rounds >= 1);
+    assert_int_equal(stats.failed_rounds, 0); /* nobody is there to publish to: no failure */
+    assert_int_equal(stats.records_failed, 0);
 
     net_start(&nodes[1], net_port(&nodes[0]));
     assert_true(NET_UNTIL(net_get_port(&nodes[1], "ffn.1.2", DIRECTORY_FRESH) == 7001));
