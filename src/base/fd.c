@@ -26,10 +26,16 @@ int fd_move_high(int fd)
         close(fd);
         return high;
     }
+    int why = errno;
     fcntl(fd, F_SETFD, FD_CLOEXEC);
-    if (log_gate_open(&gate, 60000, &suppressed))
-        log_warn("descriptor %d stays below %d: %s (limit on open files too low?)", fd,
-                 FD_LOW_LIMIT, strerror(errno));
+    if (!log_gate_open(&gate, 60000, &suppressed))
+        return fd;
+    if (why == EINVAL)
+        log_warn("open files: the limit is %lu, expected more than %d, so few connections are "
+                 "possible; raise it with ulimit -n or LimitNOFILE=",
+                 fd_raise_limit(), FD_LOW_LIMIT);
+    else
+        log_warn("descriptor %d stays below %d: %s", fd, FD_LOW_LIMIT, strerror(why));
     return fd;
 }
 
@@ -60,6 +66,11 @@ skep_status fd_check_low_free(int needed, struct skep_error *err)
             found++;
     if (found >= needed)
         return SKEP_OK;
+    if (usable < FD_LOW_LIMIT)
+        return error_set(err, SKEP_RESOURCE_EXHAUSTED,
+                         "open files: %d of the limit of %d are free, expected at least %d; raise "
+                         "the limit with ulimit -n or LimitNOFILE=",
+                         found, usable, needed);
     return error_set(err, SKEP_RESOURCE_EXHAUSTED,
                      "file descriptors: %d free below %d, expected at least %d (the DHT waits in "
                      "select and needs low numbers)",
