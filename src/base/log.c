@@ -126,3 +126,14 @@ bool log_gate_open(struct log_gate *gate, unsigned period_ms, unsigned long *sup
     *suppressed = atomic_exchange(&gate->suppressed, 0);
     return true;
 }
+
+const char *log_left_out(unsigned long count, const char *things,
+                         char out[static LOG_LEFT_OUT_BYTES])
+{
+    out[0] = '\0';
+    if (count > 0)
+        snprintf(out, LOG_LEFT_OUT_BYTES,
+                 " (left out since the last such line: %lu about other %s, for any reason)", count,
+                 things);
+    return out;
+}

@@ -36,4 +36,11 @@ struct log_gate {
 };
 bool log_gate_open(struct log_gate *gate, unsigned period_ms, unsigned long *suppressed);
 
+enum { LOG_LEFT_OUT_BYTES = 128 };
+/* What a line says of those left out before it; "" of none. A gate serves events whose reasons
+ * differ, so the text does not claim that they were alike.
+ * @param things  what they were about, plural. @return out. */
+const char *log_left_out(unsigned long count, const char *things,
+                         char out[static LOG_LEFT_OUT_BYTES]);
+
 #endif

@@ -35,15 +35,13 @@ static void log_seldom(struct log_gate *gate, const struct address *remote, cons
 {
     unsigned long left_out;
     char text[ENDPOINT_TEXT_BYTES] = "a connection";
+    char others[LOG_LEFT_OUT_BYTES];
 
     if (!log_gate_open(gate, LOG_PERIOD_MS, &left_out))
         return;
     if (remote != NULL)
         remote_text(remote, text);
-    if (left_out > 0)
-        log_warn("%s: %s (and %lu like it since the last such line)", text, what, left_out);
-    else
-        log_warn("%s: %s", text, what);
+    log_warn("%s: %s%s", text, what, log_left_out(left_out, "connections", others));
 }
 
 /* Connections */
@@ -79,7 +77,12 @@ static void on_lost(void *arg, const struct skep_error *why)
     struct server_conn *c = arg;
     struct server *server = c->io->server;
 
-    if (!c->established) {
+    if (!c->established && why->status != SKEP_DEADLINE_EXCEEDED &&
+        session_was_probe(c->conn.session)) {
+        char text[ENDPOINT_TEXT_BYTES];
+        remote_text(&c->remote, text);
+        log_debug("%s: no handshake: %s", text, why->message);
+    } else if (!c->established) {
         server_count(&c->io->handshakes_failed);
         log_seldom(&server->handshake_gate, &c->remote, why->message);
     } else if (is_protocol_error(why->status)) {

@@ -384,6 +384,11 @@ const struct session_peer *session_peer(const struct session *s)
     return s->phase == PHASE_OPEN ? &s->peer : NULL;
 }
 
+bool session_was_probe(const struct session *s)
+{
+    return s->was_question || (s->phase == PHASE_PREAMBLE && s->in_end == s->in_start);
+}
+
 size_t session_open_streams(const struct session *s)
 {
     return s->open_streams;

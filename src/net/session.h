@@ -162,6 +162,9 @@ void session_goaway(struct session *s, const char *reason);
 
 /* NULL until established. View of s. */
 const struct session_peer *session_peer(const struct session *s);
+/* Responder: whether the initiator never began a handshake: it sent nothing, or only asked what
+ * listens here (a preamble of version 0.0, or a tracker's: see dht/bootstrap/join_check.c). */
+bool session_was_probe(const struct session *s);
 size_t session_open_streams(const struct session *s);
 /* Initiator, or responder that wants to know whether the peer lives: asks for a PONG. The round
  * trip counts from now_us. */

@@ -12,6 +12,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "wire/tracker_frame.h"
 
 #define SESSION_AGENT "skep/0.1.0"
 
@@ -247,6 +248,12 @@ static void tell_established(struct session *s)
 
 static skep_status judge_preamble(struct session *s, const struct preamble *p)
 {
+    if (p->major == 0 && p->minor == 0) {
+        s->was_question = true;
+        return session_fail(s, SKEP_FAILED_PRECONDITION,
+                            "the peer only asked whether Skep listens here; version %d.%d does",
+                            PROTOCOL_MAJOR, PROTOCOL_MINOR);
+    }
     if (p->major != PROTOCOL_MAJOR)
         return session_fail(s, SKEP_FAILED_PRECONDITION,
                             "protocol versions differ: initiator %u.%u, responder %d.%d: %s",
@@ -277,6 +284,11 @@ static skep_status receive_preamble(struct session *s, const uint8_t *data, size
     char shown[TEXT_QUOTE_BYTES];
     skep_status rc;
 
+    /* A tracker's client, or who looks what listens here (dht/bootstrap/join_check.c). */
+    s->was_question = len >= TRACKER_MAGIC_BYTES && load_u32(data) == TRACKER_MAGIC;
+    if (s->was_question)
+        return session_fail_silently(s, SKEP_DATA_LOSS,
+                                     "not a Skep connection: it starts as a tracker's client does");
     if (!preamble_may_start(data, len))
         return session_fail_silently(s, SKEP_DATA_LOSS, "not a Skep connection: it starts with %s",
                                      text_quote((const char *)data, len < 8 ? len : 8, shown));

@@ -129,6 +129,7 @@ struct session {
 
     /* The end. */
     bool failed;
+    bool was_question; /* the initiator asked whether a peer listens here, and wanted no more */
     bool failure_told; /* session_received() or session_tick() has returned it */
     bool freeing;
     struct skep_error failure;

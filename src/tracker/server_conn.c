@@ -65,14 +65,12 @@ static void leave_list(struct tracker_server *server, struct tracker_conn *conn)
 void tracker_log_seldom(struct log_gate *gate, const struct tracker_conn *conn, const char *what)
 {
     unsigned long left_out;
+    char others[LOG_LEFT_OUT_BYTES];
 
     if (!log_gate_open(gate, LOG_PERIOD_MS, &left_out))
         return;
-    if (left_out > 0)
-        log_warn("tracker: %s port %u: %s (and %lu like it since the last such line)", conn->host,
-                 (unsigned)conn->port, what, left_out);
-    else
-        log_warn("tracker: %s port %u: %s", conn->host, (unsigned)conn->port, what);
+    log_warn("tracker: %s port %u: %s%s", conn->host, (unsigned)conn->port, what,
+             log_left_out(left_out, "connections", others));
 }
 
 /* ---- deadlines ---- */

@@ -58,6 +58,8 @@ def case_the_port_for_calls():
             node.port)
         client_says(node.endpoint, [text])
         node_says(swarm, node.endpoint, [text])
+        log = node.read_log()  # their look at the port is no failed connection of the node's
+        assert "WARN" not in log and "initiator 0.0" not in log, log
 
 
 def case_the_port_of_a_tracker():

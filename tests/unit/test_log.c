@@ -125,11 +125,24 @@ static void json_lines_are_json_for_all_bytes(void **state)
     tzset();
 }
 
+/* One gate serves events of unlike reasons. */
+static void lines_left_out_are_counted_and_not_called_alike(void **state)
+{
+    (void)state;
+    char text[LOG_LEFT_OUT_BYTES];
+
+    assert_string_equal(log_left_out(0, "connections", text), "");
+    assert_string_equal(
+        log_left_out(7, "connections", text),
+        " (left out since the last such line: 7 about other connections, for any reason)");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lines_have_date_time_and_zone),
         cmocka_unit_test(json_lines_are_json_for_all_bytes),
+        cmocka_unit_test(lines_left_out_are_counted_and_not_called_alike),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -205,6 +205,7 @@ static void versions_that_differ_name_both_and_who_is_behind(void **state)
 {
     (void)state;
     check_initiator_version(1, 0, "initiator 2.0, responder 1.1: update the responder");
+    check_initiator_version(-1, 0, "only asked whether Skep listens here; version 1.1 does");
     check_initiator_version(-1, 7, "initiator 0.7, responder 1.1: update the initiator");
     check_initiator_version(0, 9, NULL); /* a later minor is welcome */
     check_initiator_version(0, 0, NULL); /* as is an earlier one */
