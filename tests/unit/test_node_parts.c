@@ -8,10 +8,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <skep/log.h>
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/tensor.h"
 #include "node/reach/announce.h"
 #include "node/lifecycle/memory.h"
+#include "node/lifecycle/node_internal.h"
 #include "node/reach/own_address.h"
 #include "node/lifecycle/pattern.h"
 #include "node/lifecycle/settings.h"
@@ -376,6 +379,29 @@ static void the_oldest_of_many_that_have_gone_is_forgotten(void **state)
     assert_int_equal(own.gone_count, OWN_ADDRESSES_GONE_MAX);
 }
 
+static void keep_line(enum skep_log_level level, const char *line, void *arg)
+{
+    (void)level;
+    snprintf(arg, 128, "%s", line);
+}
+
+static void progress_is_logged_when_due(void **state)
+{
+    (void)state;
+    char line[128] = "";
+    uint64_t next_us = CLOCK_NEVER;
+
+    skep_log_set(SKEP_LOG_INFO, keep_line, line);
+    node_log_progress("experts made", 3, 2000, &next_us);
+    assert_string_equal(line, "");
+    next_us = clock_mono_us();
+    uint64_t before_us = next_us;
+    node_log_progress("experts made", 4, 2000, &next_us);
+    skep_log_set(SKEP_LOG_WARNING, NULL, NULL);
+    assert_string_equal(line, "experts made: 4 of 2000");
+    assert_true(next_us > before_us);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -391,6 +417,7 @@ int main(void)
         cmocka_unit_test(bad_options_are_named),
         cmocka_unit_test(identity_files_are_checked_and_locked),
         cmocka_unit_test(seeds_differ_by_uid_and_repeat),
+        cmocka_unit_test(progress_is_logged_when_due),
     };
     return cmocka_run_group_tests_name("node_parts", tests, NULL, NULL);
 }

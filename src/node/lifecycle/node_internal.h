@@ -135,6 +135,10 @@ skep_status node_open_checkpointer(struct skep_node *node, struct skep_error *er
 skep_status node_open_local_expert(struct skep_node *node, struct local_expert *local,
                                    struct skep_error *err);
 /* SKEP_CANCELLED once a stop was asked for: a start under way then ends. */
+/* A start with many experts takes long: logs how far it has come, every few seconds.
+ * @param next_us  when the next line is due; moved on. */
+enum { PROGRESS_LOG_MS = 3000 };
+void node_log_progress(const char *what, size_t done, size_t total, uint64_t *next_us);
 skep_status node_check_stop(const struct skep_node *node, struct skep_error *err);
 /* SKEP_FAILED_PRECONDITION, saying what came too late, once it was started. */
 skep_status node_check_new(struct skep_node *node, const char *what, struct skep_error *err);

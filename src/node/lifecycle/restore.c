@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
@@ -352,14 +353,17 @@ skep_status skep_node_load_experts(struct skep_node *node, const char *pattern,
     char **names = NULL;
     size_t name_count = 0;
     size_t loaded = 0;
+    uint64_t next_us = clock_deadline_us(PROGRESS_LOG_MS);
     skep_status rc = open_for_loading(node, training, why);
 
     if (rc == SKEP_OK && pattern != NULL)
         rc = uid_pattern_parse(&parsed, pattern, why);
     if (rc == SKEP_OK)
         rc = checkpoint_dir_list(&node->checkpoints, &names, &name_count, why);
-    for (size_t i = 0; i < name_count && rc == SKEP_OK; i++)
+    for (size_t i = 0; i < name_count && rc == SKEP_OK; i++) {
         rc = load_entry(node, names[i], pattern != NULL ? &parsed : NULL, training, &loaded, why);
+        node_log_progress("folders of experts read", i + 1, name_count, &next_us);
+    }
     checkpoint_dir_free_names(names, name_count);
     if (rc == SKEP_OK && loaded == 0)
         log_warn("%s: no expert to load", node->checkpoints.path);

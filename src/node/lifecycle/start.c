@@ -70,15 +70,25 @@ static void on_expert_changed(void *arg)
     pthread_mutex_unlock(&node->parts);
 }
 
+void node_log_progress(const char *what, size_t done, size_t total, uint64_t *next_us)
+{
+    if (clock_mono_us() < *next_us)
+        return;
+    log_info("%s: %zu of %zu", what, done, total);
+    *next_us = clock_deadline_us(PROGRESS_LOG_MS);
+}
+
 /* One after the other: each is spread over all cores while its parameters are drawn. */
 static skep_status make_experts(struct skep_node *node, struct skep_error *err)
 {
+    uint64_t next_us = clock_deadline_us(PROGRESS_LOG_MS);
     skep_status rc = SKEP_OK;
 
     for (size_t i = 0; i < node->roster.count && rc == SKEP_OK; i++) {
         rc = node_check_stop(node, err);
         if (rc == SKEP_OK)
             rc = local_expert_make(node->roster.items[i], err);
+        node_log_progress("experts made", i + 1, node->roster.count, &next_us);
     }
     return rc;
 }
