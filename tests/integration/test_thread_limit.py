@@ -50,8 +50,18 @@ class Limited:
             call(uid, "--input", x, "--output", out, node=self.node)
             assert read_npy(out)[1] == [ROWS, HIDDEN]
 
-    def threads(self):
-        return len(os.listdir("/proc/%d/task" % self.node.popen.pid))
+    def team(self):
+        """Ids of the threads that compute: those of libgomp have the name of who made them."""
+        folder = "/proc/%d/task/" % self.node.popen.pid
+        ids = set()
+        for thread in os.listdir(folder):
+            try:
+                with open(folder + thread + "/comm") as f:
+                    if f.read() == "skep-runtime\n":
+                        ids.add(thread)
+            except FileNotFoundError:
+                pass  # it has ended
+        return ids
 
 
 def can_run():
@@ -86,8 +96,12 @@ def case_a_shortage_after_the_start_does_not_end_it():
         assert limited.is_ready, limited.node.read_log()
         subprocess.run(AS_USER + ["prlimit", "--nproc=1:1", "--pid",
                                   str(limited.node.popen.pid)], check=True)
+        before = limited.team()
+        assert len(before) == TEAM, before
         for _ in range(5):
             limited.serves()
+        # None of a team was let go, which GNU OpenMP would miss in the next loop.
+        assert before == limited.team(), (before, limited.team())
         assert limited.node.stop() == 0, limited.node.read_log()
 
 
