@@ -311,7 +311,7 @@ skep_status directory_new(const struct directory_config *config, struct director
     d->batches_last = &d->batches;
     pthread_mutex_init(&d->worker, NULL);
     pthread_mutex_init(&d->lock, NULL);
-    pthread_mutex_init(&d->watch_lock, NULL);
+    live_views_init(&d->live_views);
     cond_init(&d->no_waiting);
 
     skep_status rc = lookup_cache_init(
@@ -360,7 +360,7 @@ void directory_free(struct directory *d)
     peer_memory_free(d->memory);
     mem_free(d->locals);
     pthread_cond_destroy(&d->no_waiting);
-    pthread_mutex_destroy(&d->watch_lock);
+    live_views_fini(&d->live_views);
     pthread_mutex_destroy(&d->lock);
     pthread_mutex_destroy(&d->worker);
     mem_free(d);

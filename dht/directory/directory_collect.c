@@ -7,7 +7,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "dht/directory/directory_internal.h"
-#include "dht/directory/watch.h"
 
 enum {
     /* How long a view of a prefix is taken from the cache: what appears is seen after that. */
@@ -267,6 +266,22 @@ static bool answer_from_parent(struct directory *d, const char *prefix, const ui
     return true;
 }
 
+/* False: no live view that is in step covers it. */
+static bool answer_from_view(struct directory *d, const char *prefix, struct successors *out)
+{
+    struct prefix_view *view;
+
+    if (!live_views_find(&d->live_views, prefix, strlen(prefix), &view))
+        return false;
+    if (view != NULL && prefix_view_last_end(view) > d->wall_ms() / 1000) {
+        *out = (struct successors){.status = SKEP_OK, .view = view, .watched = true};
+    } else {
+        *out = (struct successors){.status = SKEP_NOT_FOUND};
+        prefix_view_unref(view);
+    }
+    return true;
+}
+
 /* Answers what is known here; the keys of the rest go to *a. */
 static void answer_known(struct directory *d, const char *const *prefixes,
                          const struct successors_parent *parents, size_t count, unsigned flags,
@@ -279,13 +294,13 @@ static void answer_known(struct directory *d, const char *const *prefixes,
         if (prefixes[i] == NULL ||
             !uid_prefix_is_valid(prefixes[i], strnlen(prefixes[i], UID_BYTES)))
             results[i].status = SKEP_INVALID_ARGUMENT;
-    if (!(flags & DIRECTORY_FRESH))
-        watches_successors(d, prefixes, count, results);
     for (size_t i = 0; i < count; i++) {
         const char *prefix = prefixes[i];
         if (results[i].status != SKEP_RESOURCE_EXHAUSTED)
             continue;
         if (!(flags & DIRECTORY_FRESH)) {
+            if (answer_from_view(d, prefix, &results[i]))
+                continue;
             record_key_prefix(d->swarm, prefix, nobody, key);
             if (!is_root(prefix) && answer_from_cache(d, key, &results[i]))
                 continue;

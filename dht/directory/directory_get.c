@@ -7,7 +7,6 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "dht/directory/watch.h"
 
 enum { MAX_OWN_KEYS = 256 };
 
@@ -168,6 +167,26 @@ static bool answer_from_overflow(struct directory *d, const uint8_t *key,
     return result->provider_count > 0;
 }
 
+/* False: no live view that is in step covers it. */
+static bool answer_from_view(struct directory *d, const char *uid, struct lookup_result *out)
+{
+    const char *dot = strrchr(uid, '.');
+    struct prefix_view *view = NULL;
+
+    if (dot == NULL || !live_views_find(&d->live_views, uid, (size_t)(dot - uid) + 1, &view))
+        return false;
+    out->status = SKEP_NOT_FOUND;
+    out->provider_count = 0;
+    size_t at = view != NULL ? prefix_view_find(view, strtoll(dot + 1, NULL, 10)) : SIZE_MAX;
+    if (at != SIZE_MAX)
+        out->provider_count = prefix_view_providers(view, at, d->wall_ms() / 1000, out->providers,
+                                                    DIRECTORY_MAX_PROVIDERS);
+    if (out->provider_count > 0)
+        out->status = SKEP_OK;
+    prefix_view_unref(view);
+    return true;
+}
+
 /* Answers from what is known here; false if the DHT has to be asked. */
 static bool answer_locally(struct directory *d, const char *uid, const uint8_t *key, unsigned flags,
                            struct lookup_result *result)
@@ -182,7 +201,7 @@ static bool answer_locally(struct directory *d, const char *uid, const uint8_t *
         result->providers[0].seq = d->own_sequences.last;
         return true;
     }
-    if (!(flags & DIRECTORY_FRESH) && watches_get(d, uid, result))
+    if (!(flags & DIRECTORY_FRESH) && answer_from_view(d, uid, result))
         return true;
     /* Whoever wants all of it anew could not use what was named before. */
     if (flags & DIRECTORY_ALL && flags & DIRECTORY_FRESH && answer_from_overflow(d, key, result))

@@ -12,7 +12,7 @@
  * either the directory's thread or a caller who waits for a lookup (see inbox.h). Only the worker
  * frees queries; callbacks run on the directory's thread alone, with no lock held.
  *
- * Lock order: directory.worker, directory.lock, directory.watch_lock, a watch's lock, inbox.lock;
+ * Lock order: directory.worker, directory.lock, live_views.lock, a watch's lock, inbox.lock;
  * OpenDHT's own locks come after all.
  */
 #ifndef SKEP_DHT_DIRECTORY_DIRECTORY_INTERNAL_H
@@ -25,6 +25,7 @@
 #include "dht/directory/candidate_overflow.h"
 #include "dht/directory/directory_collect.h"
 #include "dht/opendht/inbox.h"
+#include "dht/directory/live_view.h"
 #include "dht/directory/lookup_cache.h"
 #include "dht/directory/own_sequences.h"
 
@@ -235,8 +236,7 @@ struct directory {
     struct misdated_seen misdated[MISDATED_KEPT]; /* the newest ones, in a ring */
     size_t misdated_next;
 
-    pthread_mutex_t watch_lock; /* guards watches */
-    struct watch *watches;
+    struct live_views live_views; /* has a lock of its own */
 };
 
 /* directory.c. Works off what arrived, what is due, and starts what there are slots for; then wakes

@@ -6,8 +6,8 @@
 #define SKEP_DHT_DIRECTORY_PREFIX_VIEW_H
 
 #include "dht/directory/collection.h"
-#include "dht/directory/directory.h"
 #include "dht/directory/peer_memory.h"
+#include "dht/directory/provider.h"
 
 struct prefix_view;
 

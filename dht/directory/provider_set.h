@@ -10,8 +10,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include "dht/directory/directory.h"
 #include "dht/directory/peer_memory.h"
+#include "dht/directory/provider.h"
 
 struct held; /* one record, packed */
 

@@ -3,8 +3,8 @@
 
 #include <pthread.h>
 #include <sodium.h>
+#include <stddef.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -44,7 +44,7 @@ struct notification {
 };
 
 struct watch {
-    struct watch *next; /* in directory.watches */
+    struct live_view live; /* in directory.live_views; of `prefix` */
     struct directory *directory;
     watch_fn changed;
     void *arg;
@@ -426,6 +426,31 @@ static void run(void *arg)
     unlisten(w);
 }
 
+/* ---- answering lookups */
+
+/* With the lock held. */
+static bool is_in_step(const struct watch *w, uint64_t now_us)
+{
+    return w->ready && w->answered_us + STALE_US > now_us;
+}
+
+/* As live_view.find. */
+static bool find_view(struct live_view *live, const char *prefix, size_t len,
+                      struct prefix_view **view)
+{
+    struct watch *w = (struct watch *)((char *)live - offsetof(struct watch, live));
+
+    pthread_mutex_lock(&w->lock);
+    bool covered = is_in_step(w, clock_mono_us());
+    struct branch *b = covered ? watch_tree_find(&w->tree, prefix, len) : NULL;
+    if (b != NULL && b->view == NULL)
+        covered = false; /* has just appeared, and was not read yet */
+    else if (b != NULL)
+        prefix_view_ref(*view = b->view);
+    pthread_mutex_unlock(&w->lock);
+    return covered;
+}
+
 /* ---- life */
 
 static struct notification *notification_new(void)
@@ -473,10 +498,8 @@ skep_status watch_new(struct directory *directory, const struct watch_config *co
         watch_free(w);
         return rc;
     }
-    pthread_mutex_lock(&directory->watch_lock);
-    w->next = directory->watches;
-    directory->watches = w;
-    pthread_mutex_unlock(&directory->watch_lock);
+    w->live = (struct live_view){.prefix = w->prefix, .prefix_len = len, .find = find_view};
+    live_views_add(&directory->live_views, &w->live);
     *out = w;
     return SKEP_OK;
 }
@@ -485,13 +508,7 @@ void watch_free(struct watch *w)
 {
     if (w == NULL)
         return;
-    pthread_mutex_lock(&w->directory->watch_lock);
-    for (struct watch **link = &w->directory->watches; *link != NULL; link = &(*link)->next)
-        if (*link == w) {
-            *link = w->next;
-            break;
-        }
-    pthread_mutex_unlock(&w->directory->watch_lock);
+    live_views_remove(&w->directory->live_views, &w->live);
     if (w->notification != NULL) {
         pthread_mutex_lock(&w->notification->lock);
         w->notification->closing = true;
@@ -516,12 +533,6 @@ skep_status watch_wait_ready(struct watch *w, uint64_t deadline_us)
                                           : SKEP_DEADLINE_EXCEEDED;
     pthread_mutex_unlock(&w->lock);
     return status;
-}
-
-/* With the lock held. */
-static bool is_in_step(const struct watch *w, uint64_t now_us)
-{
-    return w->ready && w->answered_us + STALE_US > now_us;
 }
 
 bool watch_is_in_step(struct watch *w)
@@ -574,72 +585,4 @@ void watch_each(struct watch *w,
         if (b->view != NULL)
             each_of_branch(b, now_s, each, arg);
     pthread_mutex_unlock(&w->lock);
-}
-
-/* The view of a prefix by a watch that covers it; false: there is none. *view is NULL if nothing is
- * alive there. With the directory's watch_lock held. */
-static bool find_view(struct directory *d, const char *prefix, size_t len, uint64_t now_us,
-                      struct prefix_view **view)
-{
-    bool covered = false;
-
-    *view = NULL;
-    for (struct watch *w = d->watches; w != NULL && !covered; w = w->next) {
-        if (len < w->prefix_len || memcmp(prefix, w->prefix, w->prefix_len) != 0)
-            continue;
-        pthread_mutex_lock(&w->lock);
-        covered = is_in_step(w, now_us);
-        struct branch *b = covered ? watch_tree_find(&w->tree, prefix, len) : NULL;
-        if (b != NULL && b->view == NULL)
-            covered = false; /* has just appeared, and was not read yet */
-        else if (b != NULL)
-            prefix_view_ref(*view = b->view);
-        pthread_mutex_unlock(&w->lock);
-    }
-    return covered;
-}
-
-void watches_successors(struct directory *d, const char *const *prefixes, size_t count,
-                        struct successors *results)
-{
-    int64_t now_s = d->wall_ms() / 1000;
-    uint64_t now_us = clock_mono_us();
-    struct prefix_view *view;
-
-    pthread_mutex_lock(&d->watch_lock);
-    for (size_t i = 0; d->watches != NULL && i < count; i++) {
-        if (results[i].status != SKEP_RESOURCE_EXHAUSTED ||
-            !find_view(d, prefixes[i], strlen(prefixes[i]), now_us, &view))
-            continue;
-        if (view != NULL && prefix_view_last_end(view) > now_s) {
-            results[i] = (struct successors){.status = SKEP_OK, .view = view, .watched = true};
-        } else {
-            results[i] = (struct successors){.status = SKEP_NOT_FOUND};
-            prefix_view_unref(view);
-        }
-    }
-    pthread_mutex_unlock(&d->watch_lock);
-}
-
-bool watches_get(struct directory *d, const char *uid, struct lookup_result *out)
-{
-    const char *dot = strrchr(uid, '.');
-    struct prefix_view *view = NULL;
-
-    pthread_mutex_lock(&d->watch_lock);
-    bool covered =
-        dot != NULL && find_view(d, uid, (size_t)(dot - uid) + 1, clock_mono_us(), &view);
-    pthread_mutex_unlock(&d->watch_lock);
-    if (!covered)
-        return false;
-    out->status = SKEP_NOT_FOUND;
-    out->provider_count = 0;
-    size_t at = view != NULL ? prefix_view_find(view, strtoll(dot + 1, NULL, 10)) : SIZE_MAX;
-    if (at != SIZE_MAX)
-        out->provider_count = prefix_view_providers(view, at, d->wall_ms() / 1000, out->providers,
-                                                    DIRECTORY_MAX_PROVIDERS);
-    if (out->provider_count > 0)
-        out->status = SKEP_OK;
-    prefix_view_unref(view);
-    return true;
 }

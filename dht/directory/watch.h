@@ -21,23 +21,10 @@
 #ifndef SKEP_DHT_DIRECTORY_WATCH_H
 #define SKEP_DHT_DIRECTORY_WATCH_H
 
-#include "dht/directory/directory_collect.h"
+#include "dht/directory/directory.h"
+#include "dht/directory/watch_event.h"
 
 struct watch;
-
-enum watch_event_kind {
-    WATCH_APPEARED, /* an expert is served, and was not before */
-    WATCH_CHANGED,  /* by other nodes or at other endpoints than before */
-    WATCH_GONE,     /* nobody serves it any more */
-};
-
-struct watch_event {
-    enum watch_event_kind kind;
-    const char *uid;                  /* view, as below */
-    const struct provider *providers; /* who serves it now, freshest first */
-    size_t provider_count;            /* 0 with WATCH_GONE */
-};
-typedef void (*watch_fn)(void *arg, const struct watch_event *event);
 
 struct watch_config {
     const char *prefix; /* ends with a dot; copied */
@@ -72,14 +59,5 @@ void watch_each(struct watch *watch,
                 void (*each)(void *arg, const char *uid, const struct provider *providers,
                              size_t count),
                 void *arg);
-
-/* ---- for the directory */
-
-/* Answers those results whose status is SKEP_RESOURCE_EXHAUSTED and whose prefix a watch covers
- * that is in step. It leaves the others as they are. */
-void watches_successors(struct directory *directory, const char *const *prefixes, size_t count,
-                        struct successors *results);
-/* Answers one UID in the same way; false: no watch in step covers it. */
-bool watches_get(struct directory *directory, const char *uid, struct lookup_result *out);
 
 #endif

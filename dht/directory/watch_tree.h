@@ -8,7 +8,7 @@
 #include "base/hash_table.h"
 #include "dht/directory/collection.h"
 #include "dht/directory/prefix_view.h"
-#include "dht/directory/watch.h"
+#include "dht/directory/watch_event.h"
 
 enum {
     /* Strangers may list coordinates without end, and each has to be asked for. */

@@ -2,7 +2,7 @@
 #ifndef SKEP_TRACKER_PROTOCOL_NUMBERS_H
 #define SKEP_TRACKER_PROTOCOL_NUMBERS_H
 
-#include "tracker/protocol.h"
+#include "wire/tracker_frame.h"
 
 /*
  * Appends a JSON text in which such numbers are strings with a mark, and strings that look like one

@@ -5,6 +5,7 @@
 #include "dht_net.h"
 #include "dht_rogue.h"
 #include "dht/directory/beam.h"
+#include "dht/directory/watch.h"
 #include "dht/directory/watch_tree.h"
 
 enum { NOW = 1800000000 };
