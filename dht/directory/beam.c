@@ -627,8 +627,9 @@ static skep_status ask_prefixes(struct search *s, const struct round *r, struct 
         parents[i].view = s->before.nodes[n->parent].view;
         parents[i].coord = n->coords[s->level];
     }
-    skep_status rc = directory_successors(s->directory, r->pointers, parents, r->count, 0,
-                                          s->query->deadline_us, answers, err);
+    const struct successors_question question = {r->pointers, parents, r->count, 0};
+    skep_status rc =
+        directory_successors(s->directory, &question, s->query->deadline_us, answers, err);
     mem_free(parents);
     for (size_t i = 0; i < r->count; i++) {
         struct node *n = &s->table.nodes[r->nodes[i]];

@@ -283,46 +283,45 @@ static bool answer_from_view(struct directory *d, const char *prefix, struct suc
 }
 
 /* Answers what is known here; the keys of the rest go to *a. */
-static void answer_known(struct directory *d, const char *const *prefixes,
-                         const struct successors_parent *parents, size_t count, unsigned flags,
+static void answer_known(struct directory *d, const struct successors_question *of,
                          struct successors *results, struct asking *a)
 {
     uint8_t key[RECORD_KEY_BYTES];
     static const uint8_t nobody[PEER_ID_BYTES];
 
-    for (size_t i = 0; i < count; i++)
-        if (prefixes[i] == NULL ||
-            !uid_prefix_is_valid(prefixes[i], strnlen(prefixes[i], UID_BYTES)))
+    for (size_t i = 0; i < of->count; i++)
+        if (of->prefixes[i] == NULL ||
+            !uid_prefix_is_valid(of->prefixes[i], strnlen(of->prefixes[i], UID_BYTES)))
             results[i].status = SKEP_INVALID_ARGUMENT;
-    for (size_t i = 0; i < count; i++) {
-        const char *prefix = prefixes[i];
+    for (size_t i = 0; i < of->count; i++) {
+        const char *prefix = of->prefixes[i];
         if (results[i].status != SKEP_RESOURCE_EXHAUSTED)
             continue;
-        if (!(flags & DIRECTORY_FRESH)) {
+        if (!(of->flags & DIRECTORY_FRESH)) {
             if (answer_from_view(d, prefix, &results[i]))
                 continue;
             record_key_prefix(d->swarm, prefix, nobody, key);
             if (!is_root(prefix) && answer_from_cache(d, key, &results[i]))
                 continue;
-            if (parents != NULL && answer_from_parent(d, prefix, key, &parents[i], &results[i]))
+            if (of->parents != NULL &&
+                answer_from_parent(d, prefix, key, &of->parents[i], &results[i]))
                 continue;
         }
         add_keys(d, a, prefix, i);
     }
 }
 
-skep_status directory_successors(struct directory *d, const char *const *prefixes,
-                                 const struct successors_parent *parents, size_t count,
-                                 unsigned flags, uint64_t deadline_us, struct successors *results,
+skep_status directory_successors(struct directory *d, const struct successors_question *of,
+                                 uint64_t deadline_us, struct successors *results,
                                  struct skep_error *err)
 {
     struct asking a = {0};
     size_t keys = 0;
     skep_status rc = SKEP_OK;
 
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < of->count; i++) {
         results[i] = (struct successors){.status = SKEP_RESOURCE_EXHAUSTED};
-        keys += prefixes[i] != NULL && is_root(prefixes[i]) ? RECORD_SHARDS : 1;
+        keys += of->prefixes[i] != NULL && is_root(of->prefixes[i]) ? RECORD_SHARDS : 1;
     }
     a.keys = mem_calloc(keys + 1, RECORD_KEY_BYTES);
     a.prefix = mem_calloc(keys + 1, sizeof(*a.prefix));
@@ -330,7 +329,7 @@ skep_status directory_successors(struct directory *d, const char *const *prefixe
         rc = error_no_memory(err, "prefix lookup", keys * RECORD_KEY_BYTES);
         goto out;
     }
-    answer_known(d, prefixes, parents, count, flags, results, &a);
+    answer_known(d, of, results, &a);
     if (a.count > 0)
         rc = ask_all(d, &a, deadline_us, results, err);
 

@@ -46,23 +46,26 @@ struct successors_parent {
     int64_t coord;                  /* the prefix' last coordinate */
 };
 
+/* What is asked; all borrowed. */
+struct successors_question {
+    const char *const *prefixes;
+    const struct successors_parent *parents; /* of each prefix; NULL: nothing is known */
+    size_t count;
+    unsigned flags; /* DIRECTORY_FRESH: not from live views and the cache */
+};
 /*
  * Looks up what is alive under prefixes, each of them once, merged over all nodes that say so; of a
  * root prefix all its shards. Answered from a watch (dht/directory/watch.h) if one covers it, else
  * from the cache, which keeps answers for 10 s and misses for as long as those of UIDs; both are
  * local, so nobody can make a prefix look empty to others. Else from what those said who serve it,
  * when they were asked about the prefix before, if all of them told what is below.
- * @param parents   of each prefix; NULL: nothing is known. Borrowed.
- * @param prefixes  borrowed. @param results count entries, written always; SKEP_INVALID_ARGUMENT in
- *                  those that are no prefixes. successors_free().
- * @param flags     DIRECTORY_FRESH: not from watches and the cache.
+ * @param results  of->count entries, written always; SKEP_INVALID_ARGUMENT in those that are no
+ *                 prefixes. successors_free().
  * @return as directory_collect().
  */
 SKEP_MUST_CHECK skep_status directory_successors(struct directory *directory,
-                                                 const char *const *prefixes,
-                                                 const struct successors_parent *parents,
-                                                 size_t count, unsigned flags, uint64_t deadline_us,
-                                                 struct successors *results,
+                                                 const struct successors_question *of,
+                                                 uint64_t deadline_us, struct successors *results,
                                                  struct skep_error *err);
 void successors_free(struct successors *results, size_t count);
 

@@ -258,28 +258,27 @@ static void pause_before_next(uint64_t deadline_us)
     pthread_cond_destroy(&never);
 }
 
-skep_status directory_list(struct directory *d, enum record_kind kind, const uint8_t *keys,
-                           size_t count, bool others_only, uint64_t deadline_us,
-                           struct record_list *out, struct skep_error *err)
+skep_status directory_list(struct directory *d, const struct list_question *of,
+                           uint64_t deadline_us, struct record_list *out, struct skep_error *err)
 {
     struct record_list list = {0};
     skep_status rc = SKEP_NOT_FOUND;
 
     *out = (struct record_list){0};
-    if (count == 0 || count > DIRECTORY_MAX_LIST_KEYS)
-        return error_set(err, SKEP_INVALID_ARGUMENT, "directory: %zu keys, expected 1 to %d", count,
-                         DIRECTORY_MAX_LIST_KEYS);
+    if (of->count == 0 || of->count > DIRECTORY_MAX_LIST_KEYS)
+        return error_set(err, SKEP_INVALID_ARGUMENT, "directory: %zu keys, expected 1 to %d",
+                         of->count, DIRECTORY_MAX_LIST_KEYS);
     for (int round = 0; round < MAX_ROUNDS && rc == SKEP_NOT_FOUND; round++) {
         struct value *values = NULL;
 
         if (round > 0)
             pause_before_next(deadline_us);
         rc = directory_has_peers(d)
-                 ? ask(d, keys, count, deadline_us, &values, err)
+                 ? ask(d, of->keys, of->count, deadline_us, &values, err)
                  : error_set(err, SKEP_UNAVAILABLE, "directory: no DHT peer answers");
         if (rc != SKEP_OK)
             break;
-        rc = verify_all(d, kind, keys, values, others_only, &list, err);
+        rc = verify_all(d, of->kind, of->keys, values, of->others_only, &list, err);
         free_values(values);
         if (rc == SKEP_OK && list.count == 0)
             rc = error_set(err, SKEP_NOT_FOUND, "directory: nothing found");
@@ -309,7 +308,8 @@ skep_status directory_find_resource(struct directory *d, const char *key, bool o
                          "resource key of %zu bytes: expected 1 to %d of UTF-8", len,
                          RECORD_RESOURCE_KEY_BYTES - 1);
     record_key_resource(d->swarm, key, hash);
-    return directory_list(d, RECORD_RESOURCE, hash, 1, others_only, deadline_us, out, err);
+    const struct list_question question = {RECORD_RESOURCE, hash, 1, others_only};
+    return directory_list(d, &question, deadline_us, out, err);
 }
 
 skep_status directory_find_trackers(struct directory *d, bool others_only, uint64_t deadline_us,
@@ -319,8 +319,8 @@ skep_status directory_find_trackers(struct directory *d, bool others_only, uint6
 
     for (unsigned shard = 0; shard < RECORD_SHARDS; shard++)
         record_key_trackers_shard(d->swarm, shard, keys + (size_t)shard * RECORD_KEY_BYTES);
-    return directory_list(d, RECORD_TRACKER, keys, RECORD_SHARDS, others_only, deadline_us, out,
-                          err);
+    const struct list_question question = {RECORD_TRACKER, keys, RECORD_SHARDS, others_only};
+    return directory_list(d, &question, deadline_us, out, err);
 }
 
 void record_list_free(struct record_list *list)

@@ -67,8 +67,8 @@ static struct ask *put(struct directory *d, struct put_batch *b, size_t i, uint6
     if (ask == NULL)
         return NULL;
     d->stats.puts++;
-    runner_put(d->runner, b->declarations[i].key, item->value_id, item->type, item->data.data,
-               item->data.len, inbox_on_done, ask);
+    const struct runner_value value = {item->value_id, item->type, item->data.data, item->data.len};
+    runner_put(d->runner, b->declarations[i].key, &value, inbox_on_done, ask);
     return ask;
 }
 

@@ -193,9 +193,9 @@ static bool on_edit(void *arg, const uint8_t key[OPENDHT_EXT_KEY_BYTES], uint64_
                     const uint8_t *old, size_t old_len, const uint8_t *data, size_t len)
 {
     struct runner *runner = arg;
+    const struct record_edit edit = {old, data, old_len, len, value_id, key};
 
-    if (data != NULL && record_edit_policy(old, old_len, data, len, value_id, key, runner->swarm,
-                                           clock_wall_ms() / 1000))
+    if (data != NULL && record_edit_policy(&edit, runner->swarm, clock_wall_ms() / 1000))
         return true;
     if (data != NULL)
         say_misdated(runner, key, data, len);
@@ -462,13 +462,13 @@ bool runner_public_address(struct runner *runner, bool v6, struct endpoint *out)
 }
 
 void runner_put(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES],
-                uint64_t value_id, unsigned type_index, const uint8_t *data, size_t len,
-                runner_put_fn done, void *arg)
+                const struct runner_value *value, runner_put_fn done, void *arg)
 {
     /* OpenDHT would try a value that is too long for nine seconds and give no reason. */
-    if (len > RECORD_MAX_PREFIX_BYTES || type_index >= RECORD_TYPE_COUNT || value_id == 0) {
-        log_warn("DHT put refused: %zu bytes, type %u, id %llu", len, type_index,
-                 (unsigned long long)value_id);
+    if (value->len > RECORD_MAX_PREFIX_BYTES || value->type >= RECORD_TYPE_COUNT ||
+        value->id == 0) {
+        log_warn("DHT put refused: %zu bytes, type %u, id %llu", value->len, value->type,
+                 (unsigned long long)value->id);
         if (done != NULL)
             done(arg, false);
         return;
@@ -481,7 +481,7 @@ void runner_put(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES
         .release = on_release,
         .arg = op,
     };
-    opendht_ext_put(runner->dht, key, value_id, type_index, data, len, &calls);
+    opendht_ext_put(runner->dht, key, value->id, value->type, value->data, value->len, &calls);
 }
 
 void runner_push(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES])

@@ -89,13 +89,19 @@ size_t runner_public_addresses(struct runner *runner, bool v6, struct endpoint *
 bool runner_public_address(struct runner *runner, bool v6, struct endpoint *out);
 
 typedef void (*runner_put_fn)(void *arg, bool ok);
+/* What is put; borrowed for the call. */
+struct runner_value {
+    uint64_t id;
+    unsigned type; /* index of one of our types */
+    const uint8_t *data;
+    size_t len;
+};
 /*
  * Puts a value under a fixed id and one of our types; replaces an older one of that id in place.
  * @param done  exactly once, also after failure. May come late (seconds) when peers are dead.
  */
 void runner_put(struct runner *runner, const uint8_t key[static RECORD_KEY_BYTES],
-                uint64_t value_id, unsigned type_index, const uint8_t *data, size_t len,
-                runner_put_fn done, void *arg);
+                const struct runner_value *value, runner_put_fn done, void *arg);
 /*
  * Sends what is being put under a key to the storing nodes that have answered, without the wait
  * for those that have not: OpenDHT gives these a second before it sends anything to anybody.

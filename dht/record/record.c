@@ -390,18 +390,17 @@ bool record_store_policy(const uint8_t *data, size_t len, uint64_t value_id,
     return ok;
 }
 
-bool record_edit_policy(const uint8_t *old, size_t old_len, const uint8_t *next, size_t next_len,
-                        uint64_t value_id, const uint8_t key[static RECORD_KEY_BYTES],
-                        const struct record_swarm *swarm, int64_t now_unix_s)
+bool record_edit_policy(const struct record_edit *e, const struct record_swarm *swarm,
+                        int64_t now_unix_s)
 {
     struct envelope before, after;
 
-    if (!record_store_policy(next, next_len, value_id, key, swarm, now_unix_s) ||
-        envelope_parse(&after, next, next_len, NULL) != SKEP_OK)
+    if (!record_store_policy(e->next, e->next_len, e->value_id, e->key, swarm, now_unix_s) ||
+        envelope_parse(&after, e->next, e->next_len, NULL) != SKEP_OK)
         return false;
     /* What is no record at all has no claim to the id, which names the publisher of `next`. */
     bool ok = true;
-    if (envelope_parse(&before, old, old_len, NULL) == SKEP_OK) {
+    if (envelope_parse(&before, e->old, e->old_len, NULL) == SKEP_OK) {
         ok = before.kind == after.kind &&
              memcmp(before.peer_id, after.peer_id, PEER_ID_BYTES) == 0 && before.seq < after.seq;
         envelope_free(&before);

@@ -246,10 +246,16 @@ uint32_t record_lifetime_s(const uint8_t *data, size_t len);
 bool record_store_policy(const uint8_t *data, size_t len, uint64_t value_id,
                          const uint8_t key[static RECORD_KEY_BYTES],
                          const struct record_swarm *swarm, int64_t now_unix_s);
-/* May `next` replace `old` (both stored under `key`, same value id)? */
-bool record_edit_policy(const uint8_t *old, size_t old_len, const uint8_t *next, size_t next_len,
-                        uint64_t value_id, const uint8_t key[static RECORD_KEY_BYTES],
-                        const struct record_swarm *swarm, int64_t now_unix_s);
+/* Two values under one key with the same id; all borrowed. */
+struct record_edit {
+    const uint8_t *old, *next;
+    size_t old_len, next_len;
+    uint64_t value_id;
+    const uint8_t *key; /* RECORD_KEY_BYTES */
+};
+/* May `next` replace `old`? */
+bool record_edit_policy(const struct record_edit *edit, const struct record_swarm *swarm,
+                        int64_t now_unix_s);
 
 /* Lifetimes of our four OpenDHT value types, in seconds, ascending: 60, 300, 900, 3600. */
 enum { RECORD_TYPE_COUNT = 4 };

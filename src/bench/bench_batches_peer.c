@@ -281,9 +281,10 @@ static skep_status bare_put(struct batch *b, struct skep_error *err)
     for (size_t i = 0; i < b->answer.asked; i++) {
         await_turn(&w, i);
         asks[i].wait = &w;
-        runner_put(swarm_runner(b->swarm), round.declarations[i].key,
-                   record_value_id(round.declarations[i].record), record_type_for(LIFETIME_S),
-                   encoded[i].data, encoded[i].len, on_ended, &asks[i]);
+        const struct runner_value value = {record_value_id(round.declarations[i].record),
+                                           record_type_for(LIFETIME_S), encoded[i].data,
+                                           encoded[i].len};
+        runner_put(swarm_runner(b->swarm), round.declarations[i].key, &value, on_ended, &asks[i]);
     }
     await_asks(&w, b->answer.asked, start_ns, &b->answer.ns);
     b->answer.good = w.good;
@@ -385,7 +386,8 @@ static skep_status find_prefixes(struct batch *b, struct skep_error *err)
         list[i] = prefixes[i];
     }
     uint64_t start_ns = bench_now_ns();
-    rc = directory_successors(swarm_directory(b->swarm), list, NULL, b->count, DIRECTORY_FRESH,
+    rc = directory_successors(swarm_directory(b->swarm),
+                              &(struct successors_question){list, NULL, b->count, DIRECTORY_FRESH},
                               clock_deadline_us(BATCH_MS), results, err);
     b->answer.ns = bench_now_ns() - start_ns;
     b->answer.asked = b->count;

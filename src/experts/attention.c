@@ -48,12 +48,25 @@ struct head {
     float *grads;
 };
 
-static void product(struct job *job, char ta, char tb, size_t m, size_t n, size_t k, float alpha,
-                    const float *a, size_t lda, const float *b, size_t ldb, float beta, float *c,
-                    size_t ldc)
+/* A matrix with the distance of its rows. */
+struct rows {
+    const float *at;
+    size_t stride;
+};
+
+/* c[m, n] = alpha a b + beta c; the letters of `form` tell whether a and b are transposed. */
+struct matmul {
+    const char *form; /* "NT" */
+    size_t m, n, k;
+    float alpha, beta;
+};
+
+static void product(struct job *job, struct matmul p, struct rows a, struct rows b, float *c,
+                    size_t c_stride)
 {
-    dnnl_status_t rc = dnnl_sgemm(ta, tb, (dnnl_dim_t)m, (dnnl_dim_t)n, (dnnl_dim_t)k, alpha, a,
-                                  (dnnl_dim_t)lda, b, (dnnl_dim_t)ldb, beta, c, (dnnl_dim_t)ldc);
+    dnnl_status_t rc = dnnl_sgemm(p.form[0], p.form[1], (dnnl_dim_t)p.m, (dnnl_dim_t)p.n,
+                                  (dnnl_dim_t)p.k, p.alpha, a.at, (dnnl_dim_t)a.stride, b.at,
+                                  (dnnl_dim_t)b.stride, p.beta, c, (dnnl_dim_t)c_stride);
 
     /* Relaxed: read after the loop's end, which orders everything. */
     if (rc != dnnl_success)
@@ -86,8 +99,9 @@ static struct head head_of(struct job *job, size_t index, unsigned part)
 /* weights[n, seq] of the queries from `first`. */
 static void make_weights(const struct head *h, size_t first, size_t n)
 {
-    product(h->job, 'N', 'T', n, h->seq, h->dim, h->job->scale, h->q + first * h->stride, h->stride,
-            h->k, h->stride, 0.0f, h->weights, h->seq);
+    product(h->job, (struct matmul){"NT", n, h->seq, h->dim, h->job->scale, 0.0f},
+            (struct rows){h->q + first * h->stride, h->stride}, (struct rows){h->k, h->stride},
+            h->weights, h->seq);
     simd_ops()->softmax(h->weights, n, h->seq, h->ignored);
 }
 
@@ -107,7 +121,8 @@ static void forward_heads(void *arg, size_t first, size_t last, unsigned part)
         for (size_t r = 0; r < h.seq; r += QUERY_BLOCK) {
             size_t n = block_rows(&h, r);
             make_weights(&h, r, n);
-            product(job, 'N', 'N', n, h.dim, h.seq, 1.0f, h.weights, h.seq, h.v, h.stride, 0.0f,
+            product(job, (struct matmul){"NN", n, h.dim, h.seq, 1.0f, 0.0f},
+                    (struct rows){h.weights, h.seq}, (struct rows){h.v, h.stride},
                     out + r * a->width, a->width);
         }
     }
@@ -117,22 +132,23 @@ static void forward_heads(void *arg, size_t first, size_t last, unsigned part)
 static void backward_head(const struct head *h, const float *grad, size_t grad_stride, float *dq,
                           float *dk, float *dv)
 {
+    const struct rows weights = {h->weights, h->seq}, grads = {h->grads, h->seq};
     struct job *job = h->job;
 
     for (size_t r = 0; r < h->seq; r += QUERY_BLOCK) {
         const size_t n = block_rows(h, r);
-        const float *g = grad + r * grad_stride;
+        const struct rows g = {grad + r * grad_stride, grad_stride};
         const float beta = r == 0 ? 0.0f : 1.0f;
         make_weights(h, r, n);
-        product(job, 'T', 'N', h->seq, h->dim, n, 1.0f, h->weights, h->seq, g, grad_stride, beta,
-                dv, h->stride);
-        product(job, 'N', 'T', n, h->seq, h->dim, 1.0f, g, grad_stride, h->v, h->stride, 0.0f,
-                h->grads, h->seq);
+        product(job, (struct matmul){"TN", h->seq, h->dim, n, 1.0f, beta}, weights, g, dv,
+                h->stride);
+        product(job, (struct matmul){"NT", n, h->seq, h->dim, 1.0f, 0.0f}, g,
+                (struct rows){h->v, h->stride}, h->grads, h->seq);
         simd_ops()->softmax_backward(h->weights, n, h->seq, job->scale, h->grads);
-        product(job, 'N', 'N', n, h->dim, h->seq, 1.0f, h->grads, h->seq, h->k, h->stride, 0.0f,
-                dq + r * h->stride, h->stride);
-        product(job, 'T', 'N', h->seq, h->dim, n, 1.0f, h->grads, h->seq, h->q + r * h->stride,
-                h->stride, beta, dk, h->stride);
+        product(job, (struct matmul){"NN", n, h->dim, h->seq, 1.0f, 0.0f}, grads,
+                (struct rows){h->k, h->stride}, dq + r * h->stride, h->stride);
+        product(job, (struct matmul){"TN", h->seq, h->dim, n, 1.0f, beta}, grads,
+                (struct rows){h->q + r * h->stride, h->stride}, dk, h->stride);
     }
 }
 

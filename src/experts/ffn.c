@@ -147,14 +147,20 @@ static skep_status run_layer_back(const struct expert_call *call, const struct s
 {
     const struct simd_norm norm = layer_norm(call, weight + 2);
     const struct kernel_linear linear = linear_of(call, weight, s->linear);
-    const struct norm_grads grads = {
-        .weight = call->grads[weight + 2],
-        .bias = call->grads[weight + 3],
-        .sum = call->grads[weight + 1],
-    };
 
-    kernel_norm_backward(&norm, l->pre, kernel_input(l->post), l->mean, l->rstd, call->rows,
-                         s->grad, &grads, s->norm);
+    kernel_norm_backward(&(struct kernel_norm_back){
+        .norm = &norm,
+        .x = l->pre,
+        .y = kernel_input(l->post),
+        .mean = l->mean,
+        .rstd = l->rstd,
+        .rows = call->rows,
+        .grad = s->grad,
+        .scratch = s->norm,
+        .d_weight = call->grads[weight + 2],
+        .d_bias = call->grads[weight + 3],
+        .d_sum = call->grads[weight + 1],
+    });
     return kernel_linear_grad_weight(&linear, kernel_input(s->grad), x, call->grads[weight], err);
 }
 

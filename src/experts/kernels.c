@@ -38,23 +38,31 @@ static bool is_single(size_t m, size_t n, size_t k)
 }
 
 /* c[m, n] = a b + beta c; ta, tb tell whether a and b are stored transposed. */
-static skep_status gemm(char ta, char tb, size_t m, size_t n, size_t k, const float *a,
-                        const float *b, float beta, float *c, struct skep_error *err)
+struct gemm {
+    char ta, tb;
+    size_t m, n, k;
+    const float *a, *b;
+    float beta;
+    float *c;
+};
+
+static skep_status gemm(const struct gemm *g, struct skep_error *err)
 {
-    size_t lda = ta == 'N' ? k : m;
-    size_t ldb = tb == 'N' ? n : k;
-    int threads = is_single(m, n, k) ? parallel_single() : 0;
+    size_t lda = g->ta == 'N' ? g->k : g->m;
+    size_t ldb = g->tb == 'N' ? g->n : g->k;
+    int threads = is_single(g->m, g->n, g->k) ? parallel_single() : 0;
 
     parallel_prepare();
-    dnnl_status_t rc = dnnl_sgemm(ta, tb, (dnnl_dim_t)m, (dnnl_dim_t)n, (dnnl_dim_t)k, 1.0f, a,
-                                  (dnnl_dim_t)lda, b, (dnnl_dim_t)ldb, beta, c, (dnnl_dim_t)n);
+    dnnl_status_t rc =
+        dnnl_sgemm(g->ta, g->tb, (dnnl_dim_t)g->m, (dnnl_dim_t)g->n, (dnnl_dim_t)g->k, 1.0f, g->a,
+                   (dnnl_dim_t)lda, g->b, (dnnl_dim_t)ldb, g->beta, g->c, (dnnl_dim_t)g->n);
 
     parallel_restore(threads);
     if (rc == dnnl_success)
         return SKEP_OK;
     return error_set(err, rc == dnnl_out_of_memory ? SKEP_RESOURCE_EXHAUSTED : SKEP_INTERNAL,
-                     "matrix product of [%zu, %zu] and [%zu, %zu]: oneDNN status %d", m, k, k, n,
-                     (int)rc);
+                     "matrix product of [%zu, %zu] and [%zu, %zu]: oneDNN status %d", g->m, g->k,
+                     g->k, g->n, (int)rc);
 }
 
 /* Rows a thread must have at least, for rows of n elements. */
@@ -77,9 +85,16 @@ static void transpose_rows(void *arg, size_t first, size_t last, unsigned part)
     const struct transposition *t = arg;
 
     (void)part;
-    simd_ops()->transpose(t->src + first * t->cols, last - first, t->cols, t->cols, t->dst + first,
-                          t->rows, t->bias != NULL ? t->bias + first : NULL,
-                          t->add != NULL ? t->add + first : NULL);
+    simd_ops()->transpose(&(struct simd_transpose){
+        .src = t->src + first * t->cols,
+        .rows = last - first,
+        .cols = t->cols,
+        .src_stride = t->cols,
+        .dst = t->dst + first,
+        .dst_stride = t->rows,
+        .bias = t->bias != NULL ? t->bias + first : NULL,
+        .add = t->add != NULL ? t->add + first : NULL,
+    });
 }
 
 /* dst[cols, rows] = src[rows, cols]^T + bias + add, bias along src's rows. */
@@ -240,8 +255,9 @@ static skep_status forward_direct(const struct kernel_linear *l, const float *x,
 
     if (is_first)
         memcpy(y, add, l->rows * l->out * sizeof(*y));
-    skep_status rc =
-        gemm('N', 'T', l->rows, l->out, l->in, x, l->weight, is_first ? 1.0f : 0.0f, y, err);
+    skep_status rc = gemm(
+        &(struct gemm){'N', 'T', l->rows, l->out, l->in, x, l->weight, is_first ? 1.0f : 0.0f, y},
+        err);
     if (rc == SKEP_OK && l->bias != NULL)
         parallel_range(l->rows, grain_rows(l->out), 1, add_bias_rows, &b);
     return rc;
@@ -256,7 +272,8 @@ static skep_status forward_float(const struct kernel_linear *l, const float *x, 
     if (is_direct(l->rows))
         return forward_direct(l, x, add, y, err);
     transpose(x, l->rows, l->in, xt, NULL, NULL);
-    skep_status rc = gemm('N', 'N', l->out, l->rows, l->in, l->weight, xt, 0.0f, yt, err);
+    skep_status rc =
+        gemm(&(struct gemm){'N', 'N', l->out, l->rows, l->in, l->weight, xt, 0.0f, yt}, err);
     if (rc == SKEP_OK)
         transpose(yt, l->out, l->rows, y, l->bias, add);
     return rc;
@@ -292,7 +309,9 @@ skep_status kernel_linear_grad_input(const struct kernel_linear *l, struct kerne
         weight = l->half->plain;
         full = rounded(full, l->rows * l->out, l->scratch);
     }
-    return gemm('N', 'N', l->rows, l->in, l->out, full, weight, add != NULL ? 1.0f : 0.0f, dx, err);
+    return gemm(&(struct gemm){'N', 'N', l->rows, l->in, l->out, full, weight,
+                               add != NULL ? 1.0f : 0.0f, dx},
+                err);
 }
 
 skep_status kernel_linear_grad_weight(const struct kernel_linear *l, struct kernel_input dy,
@@ -307,7 +326,7 @@ skep_status kernel_linear_grad_weight(const struct kernel_linear *l, struct kern
         dy_full = rounded(dy_full, l->rows * l->out, l->scratch);
         x_full = rounded(x_full, l->rows * l->in, l->scratch + rounded_floats(l->rows * l->out));
     }
-    return gemm('T', 'N', l->out, l->in, l->rows, dy_full, x_full, 0.0f, dw, err);
+    return gemm(&(struct gemm){'T', 'N', l->out, l->in, l->rows, dy_full, x_full, 0.0f, dw}, err);
 }
 
 struct column_sums {
@@ -368,29 +387,29 @@ size_t kernel_norm_backward_scratch(size_t n)
     return (size_t)parallel_parts(PARALLEL_MAX_PARTS, 1) * 3 * n;
 }
 
-struct norm_backward_job {
-    const struct simd_norm *norm;
-    const float *x;
-    struct kernel_input y;
-    const float *mean;
-    const float *rstd;
-    struct kernel_values grad;
-    float *partial; /* for each part: weight, bias and sum gradients, n each */
-};
-
 static void norm_backward_rows(void *arg, size_t first, size_t last, unsigned part)
 {
-    const struct norm_backward_job *j = arg;
-    size_t n = j->norm->n;
+    const struct kernel_norm_back *b = arg;
+    size_t n = b->norm->n;
     size_t at = first * n;
-    float *mine = j->partial + (size_t)part * 3 * n;
+    /* For each part: weight, bias and sum gradients, n each. */
+    float *mine = b->scratch + (size_t)part * 3 * n;
 
     memset(mine, 0, 3 * n * sizeof(*mine));
-    simd_ops()->norm_backward(j->norm, j->x + at, j->y.full != NULL ? j->y.full + at : NULL,
-                              j->y.half != NULL ? j->y.half + at : NULL, j->mean + first,
-                              j->rstd + first, last - first, j->grad.full + at,
-                              j->grad.half != NULL ? j->grad.half + at : NULL, mine, mine + n,
-                              mine + 2 * n);
+    simd_ops()->norm_backward(&(struct simd_norm_backward){
+        .norm = b->norm,
+        .x = b->x + at,
+        .y = b->y.full != NULL ? b->y.full + at : NULL,
+        .half_y = b->y.half != NULL ? b->y.half + at : NULL,
+        .mean = b->mean + first,
+        .rstd = b->rstd + first,
+        .rows = last - first,
+        .grad = b->grad.full + at,
+        .half_grad = b->grad.half != NULL ? b->grad.half + at : NULL,
+        .d_weight = mine,
+        .d_bias = mine + n,
+        .d_sum = mine + 2 * n,
+    });
 }
 
 /* Adds the parts' sums in their order, which is the same each time. */
@@ -401,21 +420,18 @@ static void merge_parts(const float *partial, unsigned parts, size_t n, float *o
         simd_ops()->column_sums(partial + (size_t)p * 3 * n, 1, n, out);
 }
 
-void kernel_norm_backward(const struct simd_norm *norm, const float *x, struct kernel_input y,
-                          const float *mean, const float *rstd, size_t rows,
-                          struct kernel_values grad, const struct norm_grads *out, float *scratch)
+void kernel_norm_backward(const struct kernel_norm_back *b)
 {
-    size_t n = norm->n;
+    size_t n = b->norm->n;
     size_t grain = grain_rows(n);
     /* Each part is a whole number of rows, at least one. */
-    unsigned parts = parallel_parts(rows, grain);
-    struct norm_backward_job j = {norm, x, y, mean, rstd, grad, scratch};
+    unsigned parts = parallel_parts(b->rows, grain);
 
-    parallel_range(rows, grain, 1, norm_backward_rows, &j);
-    merge_parts(scratch, parts, n, out->weight);
-    merge_parts(scratch + n, parts, n, out->bias);
-    if (out->sum != NULL)
-        merge_parts(scratch + 2 * n, parts, n, out->sum);
+    parallel_range(b->rows, grain, 1, norm_backward_rows, (void *)(uintptr_t)b);
+    merge_parts(b->scratch, parts, n, b->d_weight);
+    merge_parts(b->scratch + n, parts, n, b->d_bias);
+    if (b->d_sum != NULL)
+        merge_parts(b->scratch + 2 * n, parts, n, b->d_sum);
 }
 
 struct map_job {

@@ -92,15 +92,20 @@ void kernel_norm(const struct simd_norm *norm, const float *x, size_t rows, stru
 /* What the threads of kernel_norm_backward() add up in before it is merged: floats of scratch. */
 size_t kernel_norm_backward_scratch(size_t n);
 
-struct norm_grads {
-    float *weight; /* [n], written */
-    float *bias;   /* [n], written */
-    float *sum;    /* [n], written: column sums of dL/dx; NULL if not wanted */
-};
 /* simd.h's norm_backward over all rows; grad.half, where not NULL, gets what grad.full becomes. */
-void kernel_norm_backward(const struct simd_norm *norm, const float *x, struct kernel_input y,
-                          const float *mean, const float *rstd, size_t rows,
-                          struct kernel_values grad, const struct norm_grads *out, float *scratch);
+struct kernel_norm_back {
+    const struct simd_norm *norm;
+    const float *x;
+    struct kernel_input y;
+    const float *mean, *rstd;
+    size_t rows;
+    struct kernel_values grad;
+    float *scratch;
+    float *d_weight; /* [n], written */
+    float *d_bias;   /* [n], written */
+    float *d_sum;    /* [n], written: column sums of dL/dx; NULL if not wanted */
+};
+void kernel_norm_backward(const struct kernel_norm_back *b);
 
 /* An elementwise function over large arrays; arguments as in simd.h. */
 void kernel_map(simd_map fn, const float *a, const float *b, float *c, float *d, size_t n);

@@ -46,28 +46,43 @@ struct simd_sgd {
  */
 typedef void (*simd_map)(const float *a, const float *b, float *c, float *d, size_t n);
 
+/* dst[c][r] = src[r][c] for r < rows, c < cols; plus bias[r] and add[c][r] where not NULL. add has
+ * dst's layout and may be dst. Strides are in elements. */
+struct simd_transpose {
+    const float *src;
+    size_t rows, cols, src_stride;
+    float *dst;
+    size_t dst_stride;
+    const float *bias, *add;
+};
+
+/*
+ * grad holds dL/dy and becomes dL/dx in place. y, the forward result, tells where ReLU was open
+ * (unused without ReLU); half_y is read in its place where not NULL. half_grad, where not NULL,
+ * gets dL/dx as bfloat16. Adds to d_weight, d_bias and, where not NULL, the column sums of dL/dx to
+ * d_sum.
+ */
+struct simd_norm_backward {
+    const struct simd_norm *norm;
+    const float *x, *y;
+    const uint16_t *half_y;
+    const float *mean, *rstd;
+    size_t rows;
+    float *grad;
+    uint16_t *half_grad;
+    float *d_weight, *d_bias, *d_sum;
+};
+
 struct simd_ops {
     const char *name;
-    /* dst[c][r] = src[r][c] for r < rows, c < cols; plus bias[r] and add[c][r] where not NULL.
-     * add has dst's layout and may be dst. Strides are in elements. */
-    void (*transpose)(const float *src, size_t rows, size_t cols, size_t src_stride, float *dst,
-                      size_t dst_stride, const float *bias, const float *add);
+    void (*transpose)(const struct simd_transpose *t);
     /* y[r] += bias, and += add[r] where not NULL, for rows of n. */
     void (*add_bias)(float *y, size_t rows, size_t n, const float *bias, const float *add);
     /* mean and rstd (one a row) are written; y may be x. Both or one of y and half, the same as
      * bfloat16, may be NULL. */
     void (*norm_forward)(const struct simd_norm *norm, const float *x, size_t rows, float *y,
                          uint16_t *half, float *mean, float *rstd);
-    /*
-     * grad holds dL/dy and becomes dL/dx in place. y, the forward result, tells where ReLU was
-     * open (unused without ReLU); half_y is read in its place where not NULL. half_grad, where not
-     * NULL, gets dL/dx as bfloat16. Adds to d_weight, d_bias and, where not NULL, the column sums
-     * of dL/dx to d_sum.
-     */
-    void (*norm_backward)(const struct simd_norm *norm, const float *x, const float *y,
-                          const uint16_t *half_y, const float *mean, const float *rstd, size_t rows,
-                          float *grad, uint16_t *half_grad, float *d_weight, float *d_bias,
-                          float *d_sum);
+    void (*norm_backward)(const struct simd_norm_backward *b);
     /* sum[j] += x[r][j] over rows of n. */
     void (*column_sums)(const float *x, size_t rows, size_t n, float *sum);
     /* Sum of squares in double: not finite exactly if an element is not. */

@@ -33,44 +33,46 @@ static inline float add_lanes(const vec *v)
 
 /* A full tile is read and written in whole cache lines: with row strides that are powers of two,
  * 16 lines share one cache set, so reading single columns of it would miss every time. */
-static inline void transpose_tile(const float *src, size_t rows, size_t cols, size_t src_stride,
-                                  float *dst, size_t dst_stride, const float *bias,
-                                  const float *add)
+static inline void transpose_tile(struct simd_transpose t, size_t rows, size_t cols)
 {
     float in[LANES][LANES];
 
     for (size_t r = 0; r < rows; r++) {
-        float b = bias != NULL ? bias[r] : 0.0f;
+        float b = t.bias != NULL ? t.bias[r] : 0.0f;
         for (size_t c = 0; c < cols; c++)
-            in[r][c] = src[r * src_stride + c] + b;
+            in[r][c] = t.src[r * t.src_stride + c] + b;
     }
     for (size_t c = 0; c < cols; c++) {
         float out[LANES];
         for (size_t r = 0; r < rows; r++)
             out[r] = in[r][c];
-        if (add != NULL)
+        if (t.add != NULL)
             for (size_t r = 0; r < rows; r++)
-                out[r] += add[c * dst_stride + r];
-        memcpy(dst + c * dst_stride, out, rows * sizeof(*out));
+                out[r] += t.add[c * t.dst_stride + r];
+        memcpy(t.dst + c * t.dst_stride, out, rows * sizeof(*out));
     }
 }
 
-static void SIMD_NAME(transpose)(const float *src, size_t rows, size_t cols, size_t src_stride,
-                                 float *dst, size_t dst_stride, const float *bias, const float *add)
+static void SIMD_NAME(transpose)(const struct simd_transpose *whole)
 {
-    for (size_t r = 0; r < rows; r += LANES) {
-        const float *tile_bias = bias != NULL ? bias + r : NULL;
-        size_t tile_rows = rows - r < LANES ? rows - r : LANES;
-        for (size_t c = 0; c < cols; c += LANES) {
-            const float *tile = src + r * src_stride + c;
-            float *to = dst + c * dst_stride + r;
-            const float *tile_add = add != NULL ? add + c * dst_stride + r : NULL;
+    const struct simd_transpose w = *whole;
+
+    for (size_t r = 0; r < w.rows; r += LANES) {
+        size_t rows = w.rows - r < LANES ? w.rows - r : LANES;
+        for (size_t c = 0; c < w.cols; c += LANES) {
+            const struct simd_transpose tile = {
+                .src = w.src + r * w.src_stride + c,
+                .src_stride = w.src_stride,
+                .dst = w.dst + c * w.dst_stride + r,
+                .dst_stride = w.dst_stride,
+                .bias = w.bias != NULL ? w.bias + r : NULL,
+                .add = w.add != NULL ? w.add + c * w.dst_stride + r : NULL,
+            };
             /* Constant bounds let the compiler unroll and vectorize the common case. */
-            if (tile_rows == LANES && cols - c >= LANES)
-                transpose_tile(tile, LANES, LANES, src_stride, to, dst_stride, tile_bias, tile_add);
+            if (rows == LANES && w.cols - c >= LANES)
+                transpose_tile(tile, LANES, LANES);
             else
-                transpose_tile(tile, tile_rows, cols - c < LANES ? cols - c : LANES, src_stride, to,
-                               dst_stride, tile_bias, tile_add);
+                transpose_tile(tile, rows, w.cols - c < LANES ? w.cols - c : LANES);
         }
     }
 }
@@ -153,14 +155,16 @@ static void SIMD_NAME(round_bf16)(const float *x, float *y, size_t n)
     }
 }
 
-/* n elements of a row, from where x, y and the parameters point. */
-static inline void normalize(const float *x, size_t n, float m, float s, const float *weight,
-                             const float *bias, bool relu, float *y)
+/* n elements of a row, from where x and y point, by the parameters from `at` on. */
+static inline void normalize(const struct simd_norm *norm, size_t at, const float *x, size_t n,
+                             float m, float s, float *y)
 {
+    const float *weight = norm->weight + at, *bias = norm->bias + at;
+
     for (size_t j = 0; j < n; j++)
         y[j] = (x[j] - m) * s * weight[j] + bias[j];
     /* Not fmaxf: a NaN must stay a NaN. */
-    if (relu)
+    if (norm->relu)
         for (size_t j = 0; j < n; j++)
             y[j] = y[j] < 0.0f ? 0.0f : y[j];
 }
@@ -181,7 +185,7 @@ static void SIMD_NAME(norm_forward)(const struct simd_norm *norm, const float *x
         for (size_t j = 0; j < n; j += BLOCK) {
             size_t count = n - j < BLOCK ? n - j : BLOCK;
             float *out = y != NULL ? y + r * n + j : block;
-            normalize(in + j, count, m, s, norm->weight + j, norm->bias + j, norm->relu, out);
+            normalize(norm, j, in + j, count, m, s, out);
             if (half != NULL)
                 SIMD_NAME(to_bf16)(out, half + r * n + j, count);
         }
@@ -190,10 +194,17 @@ static void SIMD_NAME(norm_forward)(const struct simd_norm *norm, const float *x
 
 /* First sweep over a row: closes the ReLU, adds up the parameters' gradients, and gives the sums
  * of g*w and g*w*xhat that the second one needs. */
-static inline void norm_backward_sums(const float *x, const float *w, float m, float s, size_t n,
-                                      const float *g, float *d_weight, float *d_bias, float *sum_g,
-                                      float *sum_gx)
+struct norm_sums {
+    float g, gx;
+};
+
+static inline struct norm_sums norm_backward_sums(const struct simd_norm_backward *of,
+                                                  const float *x, const float *g, float m, float s)
 {
+    const float *w = of->norm->weight;
+    float *d_weight = of->d_weight, *d_bias = of->d_bias;
+    size_t n = of->norm->n;
+    struct norm_sums sums;
     vec a = {0};
     vec b = {0};
     size_t j = 0;
@@ -207,15 +218,16 @@ static inline void norm_backward_sums(const float *x, const float *w, float m, f
         a += gw;
         b += gw * xhat;
     }
-    *sum_g = add_lanes(&a);
-    *sum_gx = add_lanes(&b);
+    sums.g = add_lanes(&a);
+    sums.gx = add_lanes(&b);
     for (; j < n; j++) {
         float xhat = (x[j] - m) * s;
         d_weight[j] += g[j] * xhat;
         d_bias[j] += g[j];
-        *sum_g += g[j] * w[j];
-        *sum_gx += g[j] * w[j] * xhat;
+        sums.g += g[j] * w[j];
+        sums.gx += g[j] * w[j] * xhat;
     }
+    return sums;
 }
 
 /* A positive bfloat16 is a positive integer. */
@@ -229,31 +241,28 @@ static inline void close_relu(const float *y, const uint16_t *half, size_t n, fl
             g[j] = y[j] > 0.0f ? g[j] : 0.0f;
 }
 
-static void SIMD_NAME(norm_backward)(const struct simd_norm *norm, const float *x, const float *y,
-                                     const uint16_t *half_y, const float *mean, const float *rstd,
-                                     size_t rows, float *grad, uint16_t *half_grad, float *d_weight,
-                                     float *d_bias, float *d_sum)
+static void SIMD_NAME(norm_backward)(const struct simd_norm_backward *of)
 {
-    size_t n = norm->n;
-    const float *w = norm->weight;
+    size_t n = of->norm->n;
+    const float *w = of->norm->weight;
+    float *d_sum = of->d_sum;
 
-    for (size_t r = 0; r < rows; r++) {
-        const float *in = x + r * n;
-        float *g = grad + r * n;
-        float m = mean[r];
-        float s = rstd[r];
-        float sum_g;
-        float sum_gx;
+    for (size_t r = 0; r < of->rows; r++) {
+        const float *in = of->x + r * n;
+        float *g = of->grad + r * n;
+        float m = of->mean[r];
+        float s = of->rstd[r];
 
-        if (norm->relu)
-            close_relu(y != NULL ? y + r * n : NULL, half_y != NULL ? half_y + r * n : NULL, n, g);
-        norm_backward_sums(in, w, m, s, n, g, d_weight, d_bias, &sum_g, &sum_gx);
-        float mean_g = sum_g / (float)n;
-        float mean_gx = sum_gx / (float)n;
+        if (of->norm->relu)
+            close_relu(of->y != NULL ? of->y + r * n : NULL,
+                       of->half_y != NULL ? of->half_y + r * n : NULL, n, g);
+        struct norm_sums sums = norm_backward_sums(of, in, g, m, s);
+        float mean_g = sums.g / (float)n;
+        float mean_gx = sums.gx / (float)n;
         for (size_t j = 0; j < n; j++)
             g[j] = s * (g[j] * w[j] - mean_g - (in[j] - m) * s * mean_gx);
-        if (half_grad != NULL)
-            SIMD_NAME(to_bf16)(g, half_grad + r * n, n);
+        if (of->half_grad != NULL)
+            SIMD_NAME(to_bf16)(g, of->half_grad + r * n, n);
         if (d_sum != NULL)
             for (size_t j = 0; j < n; j++)
                 d_sum[j] += g[j];

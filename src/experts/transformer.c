@@ -282,14 +282,20 @@ static void norm_back(const struct expert_call *call, const struct scratch *s,
                       const struct norm_state *state, int weight, int bias_before, float *grad)
 {
     const struct simd_norm norm = norm_of(call, weight);
-    const struct norm_grads grads = {
-        .weight = call->grads[weight],
-        .bias = call->grads[weight + 1],
-        .sum = call->grads[bias_before],
-    };
 
-    kernel_norm_backward(&norm, state->in, kernel_floats(NULL), state->mean, state->rstd,
-                         s->positions, kernel_to(grad), &grads, s->norm);
+    kernel_norm_backward(&(struct kernel_norm_back){
+        .norm = &norm,
+        .x = state->in,
+        .y = kernel_floats(NULL),
+        .mean = state->mean,
+        .rstd = state->rstd,
+        .rows = s->positions,
+        .grad = kernel_to(grad),
+        .scratch = s->norm,
+        .d_weight = call->grads[weight],
+        .d_bias = call->grads[weight + 1],
+        .d_sum = call->grads[bias_before],
+    });
 }
 
 static skep_status backward(const struct expert_call *call, struct skep_error *err)

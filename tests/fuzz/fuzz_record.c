@@ -97,7 +97,8 @@ static void fuzz_pair(const uint8_t *data, size_t size)
         id = record_value_id(&r);
         record_free(&r);
     }
-    if (record_edit_policy(old, load_u16(data), next, next_len, id, key, &swarm, NOW) &&
+    const struct record_edit edit = {old, next, load_u16(data), next_len, id, key};
+    if (record_edit_policy(&edit, &swarm, NOW) &&
         !record_store_policy(next, next_len, id, key, &swarm, NOW))
         abort();
 }

@@ -671,9 +671,11 @@ static void a_withdrawn_prefix_is_empty(void **state)
     declare_prefix(&nodes[1], "left.1.", coords, 0);
     struct successors answer;
     const char *prefix = "left.1.";
-    assert_int_equal(directory_successors(net_directory(&nodes[0]), &prefix, NULL, 1,
-                                          DIRECTORY_FRESH, net_deadline(), &answer, NULL),
-                     SKEP_OK);
+    assert_int_equal(
+        directory_successors(net_directory(&nodes[0]),
+                             &(struct successors_question){&prefix, NULL, 1, DIRECTORY_FRESH},
+                             net_deadline(), &answer, NULL),
+        SKEP_OK);
     assert_int_equal(answer.status, SKEP_NOT_FOUND);
     successors_free(&answer, 1);
     r = search(&q);

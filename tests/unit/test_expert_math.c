@@ -35,9 +35,19 @@ static void check_simd(const struct simd_ops *ops)
         memset(sums[k], 0, sizeof(sums[k]));
         memcpy(g[k], x, sizeof(x));
         both[k]->norm_forward(&norm, x, R, y[k], NULL, mean[k], rstd[k]);
-        both[k]->norm_backward(&norm, x, y[k], NULL, mean[k], rstd[k], R, g[k], NULL, sums[k],
-                               sums[k] + N, sums[k] + 2 * N);
-        both[k]->transpose(x, R, N, N, t[k], R, w, NULL);
+        both[k]->norm_backward(&(struct simd_norm_backward){
+            .norm = &norm,
+            .x = x,
+            .y = y[k],
+            .mean = mean[k],
+            .rstd = rstd[k],
+            .rows = R,
+            .grad = g[k],
+            .d_weight = sums[k],
+            .d_bias = sums[k] + N,
+            .d_sum = sums[k] + 2 * N,
+        });
+        both[k]->transpose(&(struct simd_transpose){x, R, N, N, t[k], R, w, NULL});
     }
     for (int i = 0; i < R * N; i++) {
         assert_true(fabsf(y[0][i] - y[1][i]) < 2e-6f);
@@ -52,8 +62,19 @@ static void check_simd(const struct simd_ops *ops)
     ops->to_bf16(y[1], rounded, R * N);
     assert_memory_equal(half_y, rounded, sizeof(rounded));
     memcpy(other_g, x, sizeof(x));
-    ops->norm_backward(&norm, x, NULL, half_y, mean[1], rstd[1], R, other_g, half_g, other_sums,
-                       other_sums + N, other_sums + 2 * N);
+    ops->norm_backward(&(struct simd_norm_backward){
+        .norm = &norm,
+        .x = x,
+        .half_y = half_y,
+        .mean = mean[1],
+        .rstd = rstd[1],
+        .rows = R,
+        .grad = other_g,
+        .half_grad = half_g,
+        .d_weight = other_sums,
+        .d_bias = other_sums + N,
+        .d_sum = other_sums + 2 * N,
+    });
     assert_memory_equal(other_g, g[1], sizeof(other_g));
     assert_memory_equal(other_sums, sums[1], sizeof(other_sums));
     ops->to_bf16(g[1], rounded, R * N);

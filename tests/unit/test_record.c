@@ -778,6 +778,14 @@ static void store_policy_binds_the_value_id(void **state)
     bytes_free(&data);
 }
 
+static bool may_edit(const void *old, size_t old_len, const void *next, size_t next_len,
+                     uint64_t id, const uint8_t *key)
+{
+    const struct record_edit edit = {old, next, old_len, next_len, id, key};
+
+    return record_edit_policy(&edit, &open_swarm, NOW);
+}
+
 static void edit_policy_wants_the_same_peer_and_a_higher_seq(void **state)
 {
     (void)state;
@@ -794,19 +802,13 @@ static void edit_policy_wants_the_same_peer_and_a_higher_seq(void **state)
     in.seq++;
     assert_int_equal(record_encode(&in, &stranger, &open_swarm, key, &theirs, NULL), SKEP_OK);
 
-    assert_true(record_edit_policy(first.data, first.len, second.data, second.len, id, key,
-                                   &open_swarm, NOW));
-    assert_false(record_edit_policy(second.data, second.len, first.data, first.len, id, key,
-                                    &open_swarm, NOW));
-    assert_false(record_edit_policy(first.data, first.len, first.data, first.len, id, key,
-                                    &open_swarm, NOW));
-    assert_false(record_edit_policy(first.data, first.len, theirs.data, theirs.len, id, key,
-                                    &open_swarm, NOW));
-    assert_false(record_edit_policy(first.data, first.len, second.data, second.len - 1, id, key,
-                                    &open_swarm, NOW));
+    assert_true(may_edit(first.data, first.len, second.data, second.len, id, key));
+    assert_false(may_edit(second.data, second.len, first.data, first.len, id, key));
+    assert_false(may_edit(first.data, first.len, first.data, first.len, id, key));
+    assert_false(may_edit(first.data, first.len, theirs.data, theirs.len, id, key));
+    assert_false(may_edit(first.data, first.len, second.data, second.len - 1, id, key));
     /* What is stored is no record: it has no claim to the id. */
-    assert_true(record_edit_policy((const uint8_t *)"junk", 4, second.data, second.len, id, key,
-                                   &open_swarm, NOW));
+    assert_true(may_edit("junk", 4, second.data, second.len, id, key));
     bytes_free(&first);
     bytes_free(&second);
     bytes_free(&theirs);

@@ -195,12 +195,19 @@ static struct item make_item(const struct identity *by, unsigned number, uint16_
     return make_item_for(by, number, port, seq_ahead, 60);
 }
 
+static void put_then(struct runner *runner, const struct item *item, runner_put_fn done, void *arg)
+{
+    const struct runner_value value = {item->id, 0, item->data.data, item->data.len};
+
+    runner_put(runner, item->key, &value, done, arg);
+}
+
 static bool put(struct runner *runner, const struct item *item)
 {
     struct tally t;
 
     tally_init(&t);
-    runner_put(runner, item->key, item->id, 0, item->data.data, item->data.len, on_done, &t);
+    put_then(runner, item, on_done, &t);
     await_done(&t, 1);
     bool ok = t.ok == 1;
     tally_fini(&t);
@@ -754,7 +761,7 @@ static void a_value_that_is_too_long_fails_at_once(void **state)
     struct tally t;
 
     tally_init(&t);
-    runner_put(a, key, 1, 0, data, sizeof(data), on_done, &t);
+    runner_put(a, key, &(struct runner_value){1, 0, data, sizeof(data)}, on_done, &t);
     assert_int_equal(t.done, 1); /* before it returned */
     assert_int_equal(t.ok, 0);
     tally_fini(&t);
@@ -902,8 +909,7 @@ static void every_operation_ends_once_when_the_runner_is_freed(void **state)
     for (size_t i = 0; i < OPERATIONS; i++) {
         item.key[0] = (uint8_t)i;
         runner_get(b, item.key, on_value, on_done, &tallies[2 * i]);
-        runner_put(b, item.key, item.id, 0, item.data.data, item.data.len, on_done,
-                   &tallies[2 * i + 1]);
+        put_then(b, &item, on_done, &tallies[2 * i + 1]);
     }
     runner_free(b, 0); /* no time at all */
     for (size_t i = 0; i < 2 * OPERATIONS; i++) {
@@ -922,7 +928,7 @@ static void puts_under_way_are_waited_for(void **state)
     struct tally t;
 
     tally_init(&t);
-    runner_put(b, item.key, item.id, 0, item.data.data, item.data.len, on_done, &t);
+    put_then(b, &item, on_done, &t);
     stop(b);
     assert_int_equal(t.done, 1);
     assert_int_equal(t.ok, 1);
@@ -942,7 +948,7 @@ static void operations_of_a_lonely_node_end(void **state)
     struct tally t;
 
     tally_init(&t);
-    runner_put(a, item.key, item.id, 0, item.data.data, item.data.len, on_done, &t);
+    put_then(a, &item, on_done, &t);
     runner_get(a, item.key, on_value, on_done, &t);
     await_done(&t, 2);
     assert_int_equal(t.ok, 0);
@@ -1120,8 +1126,7 @@ static size_t pass(struct runner *runner, struct job *jobs, bool is_put)
         if (started >= PACE)
             await_done(&t, started - PACE + 1);
         if (is_put)
-            runner_put(runner, job->item.key, job->item.id, 0, job->item.data.data,
-                       job->item.data.len, on_job_put, job);
+            put_then(runner, &job->item, on_job_put, job);
         else
             runner_get(runner, job->item.key, on_job_value, on_job_got, job);
         started++;

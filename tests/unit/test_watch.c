@@ -386,7 +386,8 @@ again: /* the watch itself may read meanwhile, now and then */
     assert_int_equal(r[1].status, SKEP_OK);
     assert_int_equal(r[2].status, SKEP_NOT_FOUND);
     assert_int_equal(r[3].status, SKEP_NOT_FOUND);
-    assert_int_equal(directory_successors(net_directory(&nodes[0]), prefixes, NULL, 3, 0,
+    assert_int_equal(directory_successors(net_directory(&nodes[0]),
+                                          &(struct successors_question){prefixes, NULL, 3, 0},
                                           net_deadline(), answers, NULL),
                      SKEP_OK);
     assert_int_equal(answers[0].status, SKEP_OK);

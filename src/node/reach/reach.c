@@ -219,8 +219,9 @@ static void find_candidates(struct check *c)
     for (unsigned i = 0; i < RECORD_SHARDS && c->candidate_count < WANTED; i += SHARDS_AT_ONCE) {
         if (is_closing(c->reach))
             return;
-        if (directory_list(swarm_directory(swarm), RECORD_NODE, keys + i * RECORD_KEY_BYTES,
-                           SHARDS_AT_ONCE, true, clock_deadline_us(LIST_MS), &list,
+        const struct list_question question = {RECORD_NODE, keys + i * RECORD_KEY_BYTES,
+                                               SHARDS_AT_ONCE, true};
+        if (directory_list(swarm_directory(swarm), &question, clock_deadline_us(LIST_MS), &list,
                            &err) != SKEP_OK)
             continue;
         shuffle(list.items, list.count, sizeof(*list.items));

@@ -119,8 +119,9 @@ static void ask_around(struct federation *f, char keys[KEYS_AT_ONCE][RECORD_RESO
 
     for (size_t i = 0; i < count; i++)
         record_key_resource(swarm_record(f->config.swarm), keys[i], hashes + i * RECORD_KEY_BYTES);
-    skep_status rc = directory_list(swarm_directory(f->config.swarm), RECORD_RESOURCE, hashes,
-                                    count, true, clock_deadline_us(LOOKUP_MS), &list, &err);
+    const struct list_question question = {RECORD_RESOURCE, hashes, count, true};
+    skep_status rc = directory_list(swarm_directory(f->config.swarm), &question,
+                                    clock_deadline_us(LOOKUP_MS), &list, &err);
     log_debug("tracker: %zu keys looked up for requests that wait: %zu records, %s", count,
               list.count, rc == SKEP_OK ? "OK" : err.message);
     if (rc == SKEP_OK && make_pool(f))
