@@ -1,0 +1,1 @@
+skep_fuzz_target(fuzz_tokenizer MODULES tokenizer)

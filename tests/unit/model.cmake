@@ -1,0 +1,2 @@
+skep_unit_test(test_golden_tokenizers MODULES tokenizer)
+skep_unit_test(test_tokenizer MODULES tokenizer)
