@@ -1,2 +1,3 @@
 skep_unit_test(test_golden_tokenizers MODULES tokenizer)
 skep_unit_test(test_tokenizer MODULES tokenizer)
+skep_unit_test(test_golden_lm MODULES decoder)

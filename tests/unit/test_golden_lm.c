@@ -1,0 +1,403 @@
+/* Every model of $SKEP_GOLDEN_DIR/lm: hidden states, routing, logits, loss and greedy decoding with
+ * a cache, within the tolerances of its README; then damaged copies of one, refused by name. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <math.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+#include <skep/safetensors.h>
+#include <skep/tensor.h>
+
+#include "golden_dir.h"
+#include "model/decoder/decoder.h"
+
+enum { MAX_CASES = 256, MAX_ROWS = 512 };
+
+struct model {
+    struct lm_folder *folder;
+    const struct lm_config *config;
+    struct lm_layer *layers;
+    struct lm_ends ends;
+    struct decoder_cache *caches;
+    struct skep_safetensors *golden;
+    const char *place;
+};
+
+static size_t compared;
+
+static const DLTensor *golden(const struct model *m, const char *name)
+{
+    return skep_safetensors_find(m->golden, name);
+}
+
+static size_t count_of(const DLTensor *t)
+{
+    size_t n = 1;
+
+    for (int i = 0; i < t->ndim; i++)
+        n *= (size_t)t->shape[i];
+    return n;
+}
+
+/* |x - golden| <= 5e-5 + 1e-4 |golden| */
+static void compare(const struct model *m, const char *name, const float *x, size_t n)
+{
+    const DLTensor *t = golden(m, name);
+
+    if (t == NULL || count_of(t) != n || t->dtype.bits != 32)
+        fail_msg("%s: %s: not there as expected", m->place, name);
+    for (size_t i = 0; i < n; i++) {
+        float g;
+        memcpy(&g, (const char *)skep_tensor_data(t) + i * sizeof(g), sizeof(g));
+        if (!(fabsf(x[i] - g) <= 5e-5f + 1e-4f * fabsf(g)))
+            fail_msg("%s: %s[%zu] is %.9g, expected %.9g", m->place, name, i, (double)x[i],
+                     (double)g);
+    }
+    compared++;
+}
+
+static int64_t golden_id(const struct model *m, const char *name, size_t i)
+{
+    const DLTensor *t = golden(m, name);
+    int64_t id;
+
+    if (t == NULL || t->dtype.bits != 64 || i >= count_of(t))
+        fail_msg("%s: %s: not there as expected", m->place, name);
+    memcpy(&id, (const char *)skep_tensor_data(t) + i * sizeof(id), sizeof(id));
+    return id;
+}
+
+static void compare_ids(const struct model *m, const char *name, size_t from, const uint32_t *x,
+                        size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (golden_id(m, name, from + i) != (int64_t)x[i])
+            fail_msg("%s: %s[%zu] is %u, expected %lld", m->place, name, from + i, x[i],
+                     (long long)golden_id(m, name, from + i));
+    compared++;
+}
+
+static float *floats(size_t n)
+{
+    float *x = test_calloc(n + 1, sizeof(*x));
+
+    assert_non_null(x);
+    return x;
+}
+
+static const char *named(char out[static 128], size_t prompt, const char *what, size_t layer)
+{
+    if (layer == SIZE_MAX)
+        snprintf(out, 128, "p%zu.%s", prompt, what);
+    else
+        snprintf(out, 128, "p%zu.%s.%zu", prompt, what, layer);
+    return out;
+}
+
+/* One block over some rows. With `step` only the routing of a decoding step is compared. */
+static void run_layer(const struct model *m, size_t prompt, size_t l, float *x, size_t rows,
+                      size_t step)
+{
+    const struct lm_config *c = m->config;
+    bool sparse = lm_config_is_sparse(c, l);
+    size_t k = c->experts_chosen;
+    char name[128];
+    struct decoder_trace trace = {floats(rows * c->hidden), floats(rows * c->hidden),
+                                  floats(rows * c->experts),
+                                  test_calloc(rows * k + 1, sizeof(uint32_t)), floats(rows * k)};
+    struct skep_error err;
+
+    if (decoder_forward(c, &m->layers[l], &m->caches[l], x, rows, x, &trace, &err) != SKEP_OK)
+        fail_msg("%s: layer %zu: %s", m->place, l, err.message);
+    if (step != SIZE_MAX) {
+        if (sparse)
+            compare_ids(m, named(name, prompt, "decode_router_experts", l), step * k,
+                        trace.router_experts, k);
+    } else {
+        compare(m, named(name, prompt, "layer", l), x, rows * c->hidden);
+        if (sparse) {
+            compare(m, named(name, prompt, "moe_input", l), trace.moe_input, rows * c->hidden);
+            compare(m, named(name, prompt, "moe_output", l), trace.moe_output, rows * c->hidden);
+            compare(m, named(name, prompt, "router_logits", l), trace.router_logits,
+                    rows * c->experts);
+            compare_ids(m, named(name, prompt, "router_experts", l), 0, trace.router_experts,
+                        rows * k);
+            compare(m, named(name, prompt, "router_weights", l), trace.router_weights, rows * k);
+        }
+    }
+    test_free(trace.moe_input);
+    test_free(trace.moe_output);
+    test_free(trace.router_logits);
+    test_free(trace.router_experts);
+    test_free(trace.router_weights);
+}
+
+/* All blocks and the head; logits [rows, vocabulary] are written. */
+static void run(const struct model *m, size_t prompt, const uint32_t *ids, size_t rows,
+                float *logits, size_t step)
+{
+    const struct lm_config *c = m->config;
+    float *x = floats(rows * c->hidden), *normal = floats(rows * c->hidden);
+    char name[128];
+
+    assert_int_equal(decoder_embed(c, &m->ends, ids, rows, x, NULL), SKEP_OK);
+    if (step == SIZE_MAX)
+        compare(m, named(name, prompt, "embed", SIZE_MAX), x, rows * c->hidden);
+    for (size_t l = 0; l < c->layers; l++)
+        run_layer(m, prompt, l, x, rows, step);
+    assert_int_equal(decoder_head(c, &m->ends, x, rows, normal, logits, NULL), SKEP_OK);
+    if (step == SIZE_MAX)
+        compare(m, named(name, prompt, "final_norm", SIZE_MAX), normal, rows * c->hidden);
+    test_free(normal);
+    test_free(x);
+}
+
+static uint32_t best_of(const float *logits, size_t n)
+{
+    size_t best = 0;
+
+    for (size_t i = 1; i < n; i++)
+        best = logits[i] > logits[best] ? i : best;
+    return (uint32_t)best;
+}
+
+static float loss_of(const float *logits, size_t width, const uint32_t *ids, size_t rows)
+{
+    double sum = 0;
+
+    for (size_t r = 0; r + 1 < rows; r++) {
+        const float *row = logits + r * width;
+        double total = 0, most = row[best_of(row, width)];
+        for (size_t i = 0; i < width; i++)
+            total += exp(row[i] - most);
+        sum += log(total) + most - row[ids[r + 1]];
+    }
+    return (float)(sum / (double)(rows - 1));
+}
+
+static void check_prompt(const struct model *m, size_t prompt)
+{
+    size_t width = m->config->vocabulary;
+    char name[128];
+    uint32_t ids[MAX_ROWS], greedy;
+
+    size_t rows = count_of(golden(m, named(name, prompt, "input_ids", SIZE_MAX)));
+    assert_in_range(rows, 2, MAX_ROWS);
+    for (size_t i = 0; i < rows; i++)
+        ids[i] = (uint32_t)golden_id(m, name, i);
+    float *logits = floats(rows * width);
+    run(m, prompt, ids, rows, logits, SIZE_MAX);
+    compare(m, named(name, prompt, "logits64", SIZE_MAX), logits, rows * width);
+    float loss = loss_of(logits, width, ids, rows);
+    compare(m, named(name, prompt, "loss", SIZE_MAX), &loss, 1);
+
+    size_t steps = count_of(golden(m, named(name, prompt, "greedy_ids", SIZE_MAX))) - 1;
+    float *decoded = floats(steps * width);
+    greedy = best_of(logits + (rows - 1) * width, width);
+    compare_ids(m, name, 0, &greedy, 1);
+    for (size_t i = 0; i < steps; i++) {
+        run(m, prompt, &greedy, 1, decoded + i * width, i);
+        greedy = best_of(decoded + i * width, width);
+        compare_ids(m, named(name, prompt, "greedy_ids", SIZE_MAX), i + 1, &greedy, 1);
+    }
+    compare(m, named(name, prompt, "decode_logits", SIZE_MAX), decoded, steps * width);
+    test_free(decoded);
+    test_free(logits);
+    for (size_t l = 0; l < m->config->layers; l++)
+        decoder_cache_free(&m->caches[l]);
+}
+
+static void check_case(const char *path)
+{
+    struct model m = {.place = path};
+    char file[3 * GOLDEN_PATH_BYTES], name[128];
+    struct skep_error err;
+    size_t prompts = 0;
+
+    snprintf(file, sizeof(file), "%s/golden.safetensors", path);
+    if (skep_safetensors_open(file, &m.golden, &err) != SKEP_OK)
+        fail_msg("%s", err.message);
+    if (lm_folder_open(path, &m.folder, &err) != SKEP_OK)
+        fail_msg("%s", err.message);
+    m.config = lm_folder_config(m.folder);
+    m.layers = test_calloc(m.config->layers, sizeof(*m.layers));
+    m.caches = test_calloc(m.config->layers, sizeof(*m.caches));
+    assert_int_equal(lm_folder_ends(m.folder, &m.ends, &err), SKEP_OK);
+    for (size_t l = 0; l < m.config->layers; l++)
+        assert_int_equal(lm_folder_layer(m.folder, l, &m.layers[l], &err), SKEP_OK);
+    while (golden(&m, named(name, prompts, "input_ids", SIZE_MAX)) != NULL)
+        check_prompt(&m, prompts++);
+    assert_true(prompts > 0);
+    for (size_t l = 0; l < m.config->layers; l++)
+        lm_layer_free(&m.layers[l]);
+    lm_ends_free(&m.ends);
+    test_free(m.layers);
+    test_free(m.caches);
+    lm_folder_close(m.folder);
+    skep_safetensors_close(m.golden);
+}
+
+static int is_case(const struct dirent *entry)
+{
+    return entry->d_name[0] != '.' && strchr(entry->d_name, '.') == NULL &&
+           strcmp(entry->d_name, "tokenizers") != 0;
+}
+
+static void models_agree_with_golden_data(void **state)
+{
+    char root[GOLDEN_PATH_BYTES], path[2 * GOLDEN_PATH_BYTES];
+    struct dirent **cases;
+
+    (void)state;
+    size_t n = golden_list(golden_path("lm", root), is_case, MAX_CASES, &cases);
+    for (size_t i = 0; i < n; i++) {
+        snprintf(path, sizeof(path), "%s/%s", root, cases[i]->d_name);
+        check_case(path);
+        free(cases[i]);
+    }
+    free(cases);
+    printf("%zu models, %zu tensors compared\n", n, compared);
+}
+
+/* ---- refusals ---- */
+
+static void config_is_refused(const char *json, const char *message)
+{
+    struct lm_config c;
+    struct skep_error err;
+
+    assert_int_equal(lm_config_parse(json, strlen(json), &c, &err), SKEP_INVALID_ARGUMENT);
+    if (strstr(err.message, message) == NULL)
+        fail_msg("\"%s\", expected \"%s\"", err.message, message);
+}
+
+#define SMALL                                                                                      \
+    "\"model_type\":\"llama\",\"hidden_size\":4,\"num_hidden_layers\":1,"                          \
+    "\"num_attention_heads\":2,\"max_position_embeddings\":8,\"intermediate_size\":4,"             \
+    "\"rms_norm_eps\":1e-5,"
+
+static void settings_that_are_not_known_are_refused_by_name(void **state)
+{
+    (void)state;
+    config_is_refused("{\"model_type\":\"gpt2\"}", "model_type: ");
+    config_is_refused("{", "line 1: ");
+    config_is_refused("{" SMALL "\"hidden_act\":\"silu\"}", "vocab_size: absent, expected 1 to");
+    config_is_refused("{" SMALL "\"vocab_size\":4,\"hidden_act\":\"gelu\"}", "hidden_act: ");
+    config_is_refused("{" SMALL "\"vocab_size\":4,\"hidden_act\":\"silu\","
+                      "\"num_key_value_heads\":3}",
+                      "num_key_value_heads: \"3\", expected a divisor");
+    config_is_refused("{" SMALL "\"vocab_size\":4,\"hidden_act\":\"silu\","
+                      "\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}}",
+                      "rope_scaling: ");
+    config_is_refused("{" SMALL "\"vocab_size\":4,\"hidden_act\":\"silu\","
+                      "\"rope_scaling\":{\"rope_type\":\"linear\"}}",
+                      "rope_scaling: factor: absent");
+}
+
+/* Writes the files of a folder: `count` tensors of float32 zeros. */
+struct made {
+    const char *name;
+    int64_t rows, cols;
+};
+
+static void make_folder(const char *path, const struct made *made, size_t count)
+{
+    float zeros[64] = {0};
+    int64_t shapes[16][2];
+    DLTensor tensors[16];
+    struct skep_named_tensor named_tensors[16];
+    char file[GOLDEN_PATH_BYTES];
+    FILE *f;
+
+    for (size_t i = 0; i < count; i++) {
+        shapes[i][0] = made[i].rows;
+        shapes[i][1] = made[i].cols;
+        tensors[i] = (DLTensor){.data = zeros,
+                                .device = {kDLCPU, 0},
+                                .ndim = made[i].cols > 0 ? 2 : 1,
+                                .dtype = {kDLFloat, 32, 1},
+                                .shape = shapes[i]};
+        named_tensors[i] = (struct skep_named_tensor){made[i].name, &tensors[i]};
+    }
+    snprintf(file, sizeof(file), "%s/model.safetensors", path);
+    assert_int_equal(skep_safetensors_save(file, named_tensors, count, NULL, NULL), SKEP_OK);
+    snprintf(file, sizeof(file), "%s/config.json", path);
+    f = fopen(file, "w");
+    assert_non_null(f);
+    fputs("{" SMALL "\"vocab_size\":8,\"hidden_act\":\"silu\",\"tie_word_embeddings\":true}", f);
+    assert_int_equal(fclose(f), 0);
+}
+
+static void folder_is_refused(const char *path, skep_status status, const char *message)
+{
+    struct lm_folder *folder = (struct lm_folder *)1;
+    struct skep_error err;
+
+    assert_int_equal(lm_folder_open(path, &folder, &err), status);
+    assert_null(folder);
+    if (strstr(err.message, message) == NULL)
+        fail_msg("\"%s\", expected \"%s\"", err.message, message);
+}
+
+static void damaged_folders_are_refused_by_the_tensors_name(void **state)
+{
+#define LAYER "model.layers.0."
+    static const struct made whole[] = {
+        {"model.embed_tokens.weight", 8, 4},     {"model.norm.weight", 4, 0},
+        {LAYER "input_layernorm.weight", 4, 0},  {LAYER "post_attention_layernorm.weight", 4, 0},
+        {LAYER "self_attn.q_proj.weight", 4, 4}, {LAYER "self_attn.k_proj.weight", 4, 4},
+        {LAYER "self_attn.v_proj.weight", 4, 4}, {LAYER "self_attn.o_proj.weight", 4, 4},
+        {LAYER "mlp.gate_proj.weight", 4, 4},    {LAYER "mlp.up_proj.weight", 4, 4},
+        {LAYER "mlp.down_proj.weight", 4, 4},    {LAYER "mlp.surprise.weight", 4, 4},
+    };
+#undef LAYER
+    enum { COUNT = sizeof(whole) / sizeof(whole[0]) - 1 };
+    char path[] = "/tmp/test_golden_lm.XXXXXX", file[GOLDEN_PATH_BYTES];
+    struct lm_folder *folder = NULL;
+    struct made changed[COUNT];
+
+    (void)state;
+    assert_non_null(mkdtemp(path));
+    snprintf(file, sizeof(file), "%s/model.safetensors", path);
+    folder_is_refused(path, SKEP_NOT_FOUND, "config.json");
+    make_folder(path, whole, COUNT);
+    assert_int_equal(lm_folder_open(path, &folder, NULL), SKEP_OK);
+    lm_folder_close(folder);
+    make_folder(path, whole, COUNT + 1);
+    folder_is_refused(path, SKEP_INVALID_ARGUMENT,
+                      "surprise.weight\" is not part of this architecture");
+    make_folder(path, whole, COUNT - 1);
+    folder_is_refused(path, SKEP_INVALID_ARGUMENT,
+                      "tensor model.layers.0.mlp.down_proj.weight is missing");
+    memcpy(changed, whole, sizeof(changed));
+    changed[5].rows = 2;
+    make_folder(path, changed, COUNT);
+    folder_is_refused(path, SKEP_INVALID_ARGUMENT, "k_proj.weight: shape [2, 4], expected [4, 4]");
+    memcpy(changed, whole, sizeof(changed));
+    changed[0].rows = 7; /* a vocabulary of another size */
+    make_folder(path, changed, COUNT);
+    folder_is_refused(path, SKEP_INVALID_ARGUMENT,
+                      "model.embed_tokens.weight: shape [7, 4], expected [8, 4]");
+    make_folder(path, whole, COUNT);
+    assert_int_equal(truncate(file, 900), 0);
+    folder_is_refused(path, SKEP_DATA_LOSS, "model.safetensors");
+    assert_int_equal(unlink(file), 0);
+    folder_is_refused(path, SKEP_NOT_FOUND, "model.safetensors");
+    snprintf(file, sizeof(file), "%s/config.json", path);
+    unlink(file);
+    rmdir(path);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(models_agree_with_golden_data),
+        cmocka_unit_test(settings_that_are_not_known_are_refused_by_name),
+        cmocka_unit_test(damaged_folders_are_refused_by_the_tensors_name),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
