@@ -17,6 +17,7 @@
     X(cmd_dht, "dht", "run a bootstrap peer without experts")                                      \
     X(cmd_find, "find", "look up experts by UID or prefix")                                        \
     X(cmd_peers, "peers", "list the nodes of a swarm, their load and round trip")                  \
+    X(cmd_stats, "stats", "show what a running node counts")                                       \
     X(cmd_call, "call", "call an expert: forward, backward, or show its schema")                   \
     X(cmd_export, "export", "write an expert's checkpoint as plain weights")                       \
     X(cmd_import, "import", "convert weights to checkpoints that a node can host")                 \

@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "base/thread.h"
 #include "client/client_internal.h"
+#include "client/node_stats.h"
 #include "dht/directory/directory_collect.h"
 
 /* Pings of all peers at once. A ping is sent twice: the first opens the connection. Then comes the
@@ -275,47 +276,183 @@ static skep_status nothing_found(const struct skep_client *client,
                                                   : skep_status_text(status));
 }
 
-skep_status skep_client_peers(struct skep_client *client, bool ping, uint32_t timeout_ms,
-                              struct skep_peer **out, size_t *count, struct skep_error *err)
-{
-    uint64_t deadline_us = clock_deadline_us(timeout_ms != 0 ? timeout_ms : client->timeout_ms);
-    struct collect_result answers[RECORD_SHARDS] = {0};
-    uint8_t keys[RECORD_SHARDS * RECORD_KEY_BYTES];
-    const struct record **records = NULL;
-    struct skep_peer *peers = NULL;
+/* What is published of a swarm's nodes. */
+struct node_listing {
+    struct collect_result answers[RECORD_SHARDS];
+    const struct record **records; /* owned: mem_free(); views of the answers */
+    size_t count;
+};
 
-    *out = NULL;
-    *count = 0;
+static void listing_fini(struct node_listing *listing)
+{
+    mem_free(listing->records);
+    for (unsigned i = 0; i < RECORD_SHARDS; i++)
+        collection_unref(listing->answers[i].records);
+}
+
+/* @param out  zeroed by the caller; listing_fini() in any case. */
+static skep_status list_nodes(struct skep_client *client, uint64_t deadline_us,
+                              struct node_listing *out, struct skep_error *err)
+{
+    uint8_t keys[RECORD_SHARDS * RECORD_KEY_BYTES];
+
     if (client->swarm == NULL)
         return error_set(err, SKEP_FAILED_PRECONDITION,
                          "client: started without the DHT, so no nodes can be listed");
     for (unsigned i = 0; i < RECORD_SHARDS; i++)
         record_key_nodes_shard(swarm_record(client->swarm), i, keys + i * RECORD_KEY_BYTES);
     skep_status rc = directory_collect(swarm_directory(client->swarm), RECORD_NODE, keys,
-                                       RECORD_SHARDS, "nodes", deadline_us, answers, err);
-    size_t n = 0;
+                                       RECORD_SHARDS, "nodes", deadline_us, out->answers, err);
     if (rc == SKEP_OK)
-        rc = list_records(answers, &records, &n, err);
-    if (rc == SKEP_OK && n == 0)
-        rc = nothing_found(client, answers, err);
+        rc = list_records(out->answers, &out->records, &out->count, err);
+    if (rc == SKEP_OK && out->count == 0)
+        rc = nothing_found(client, out->answers, err);
+    return rc;
+}
+
+skep_status skep_client_peers(struct skep_client *client, bool ping, uint32_t timeout_ms,
+                              struct skep_peer **out, size_t *count, struct skep_error *err)
+{
+    uint64_t deadline_us = clock_deadline_us(timeout_ms != 0 ? timeout_ms : client->timeout_ms);
+    struct node_listing nodes = {.count = 0};
+    struct skep_peer *peers = NULL;
+
+    *out = NULL;
+    *count = 0;
+    skep_status rc = list_nodes(client, deadline_us, &nodes, err);
+    size_t n = nodes.count;
     if (rc == SKEP_OK) {
         peers = mem_calloc(n, sizeof(*peers));
         rc = peers == NULL ? error_no_memory(err, "nodes", n * sizeof(*peers)) : SKEP_OK;
     }
     for (size_t i = 0; rc == SKEP_OK && i < n; i++)
-        fill_peer(&peers[i], records[i]);
+        fill_peer(&peers[i], nodes.records[i]);
     if (rc == SKEP_OK && ping)
-        rc = ping_all(client, records, peers, n, deadline_us, err);
+        rc = ping_all(client, nodes.records, peers, n, deadline_us, err);
     if (rc == SKEP_OK) {
         *out = peers;
         *count = n;
     } else {
         mem_free(peers);
     }
-    mem_free(records);
-    for (unsigned i = 0; i < RECORD_SHARDS; i++)
-        collection_unref(answers[i].records);
+    listing_fini(&nodes);
     return rc;
+}
+
+/* One call of `stats`, and the thread that waits for its reply. */
+struct stats_call {
+    pthread_mutex_t lock; /* guards all below */
+    pthread_cond_t changed;
+    bool over;
+    skep_status status;
+    struct skep_error err;
+    struct bytes result; /* owned: bytes_free() */
+};
+
+static void on_stats(void *arg, const struct reply_headers *reply, DLManagedTensor **tensors,
+                     bool sent, const struct skep_error *err)
+{
+    struct stats_call *call = arg;
+
+    (void)sent;
+    for (size_t i = 0; reply != NULL && i < reply->tensor_count; i++)
+        skep_tensor_free(tensors[i]);
+    pthread_mutex_lock(&call->lock);
+    if (reply == NULL)
+        call->status = error_set(&call->err, err->status, "%s", err->message);
+    else if (reply->status != SKEP_OK)
+        call->status = error_set(&call->err, reply->status, "%s", reply->message);
+    else if (!bytes_append(&call->result, reply->result.data, reply->result.len))
+        call->status = error_no_memory(&call->err, "stats", reply->result.len);
+    call->over = true;
+    pthread_cond_signal(&call->changed);
+    pthread_mutex_unlock(&call->lock);
+}
+
+/* @param name  of the node, for the sentence of a failure. */
+static skep_status call_stats(struct skep_client *client, const struct pool_target *target,
+                              const char *name, uint64_t deadline_us, struct bytes *out,
+                              struct skep_error *err)
+{
+    static const struct call_headers headers = {.method = "stats"};
+    struct stats_call call = {.over = false};
+
+    pthread_mutex_init(&call.lock, NULL);
+    cond_init(&call.changed);
+    skep_status rc = pool_call(client->pool, target, &headers, NULL, deadline_us, on_stats, &call,
+                               NULL, &call.err);
+    if (rc == SKEP_OK) {
+        pthread_mutex_lock(&call.lock);
+        while (!call.over) /* it ends by its deadline */
+            pthread_cond_wait(&call.changed, &call.lock);
+        pthread_mutex_unlock(&call.lock);
+        rc = call.status;
+    }
+    if (rc == SKEP_OK)
+        *out = call.result;
+    else
+        error_set(err, rc, "node %s: %s", name, call.err.message);
+    if (rc != SKEP_OK)
+        bytes_free(&call.result);
+    pthread_cond_destroy(&call.changed);
+    pthread_mutex_destroy(&call.lock);
+    return rc;
+}
+
+/* The only node whose peer id begins so. */
+static skep_status find_node(const struct node_listing *nodes, const char *beginning,
+                             const struct record **out, struct skep_error *err)
+{
+    char hex[PEER_ID_HEX_BYTES];
+
+    *out = NULL;
+    for (size_t i = 0; i < nodes->count; i++) {
+        peer_id_hex(nodes->records[i]->peer_id, hex);
+        if (strncmp(hex, beginning, strlen(beginning)) != 0)
+            continue;
+        if (*out != NULL)
+            return error_set(err, SKEP_INVALID_ARGUMENT,
+                             "node %s: several peer ids begin so, expected one; give more digits",
+                             beginning);
+        *out = nodes->records[i];
+    }
+    if (*out == NULL)
+        return error_set(err, SKEP_NOT_FOUND,
+                         "node %s: none of the swarm's %zu nodes has a peer id that begins so",
+                         beginning, nodes->count);
+    return strcmp((*out)->node.state, "offline") != 0
+               ? SKEP_OK
+               : error_set(err, SKEP_UNAVAILABLE, "node %s: it has stopped, its record says",
+                           beginning);
+}
+
+skep_status client_stats_of(struct skep_client *client, const char *beginning, uint32_t timeout_ms,
+                            struct bytes *out, struct skep_error *err)
+{
+    uint64_t deadline_us = clock_deadline_us(timeout_ms);
+    struct node_listing nodes = {.count = 0};
+    const struct record *record = NULL;
+    struct pool_target target;
+
+    skep_status rc = list_nodes(client, deadline_us, &nodes, err);
+    if (rc == SKEP_OK)
+        rc = find_node(&nodes, beginning, &record, err);
+    if (rc == SKEP_OK) {
+        fill_target(&target, record, swarm_record(client->swarm)->loopback);
+        rc = call_stats(client, &target, beginning, deadline_us, out, err);
+    }
+    listing_fini(&nodes);
+    return rc;
+}
+
+skep_status client_stats_at(struct skep_client *client, const struct endpoint *endpoint,
+                            uint32_t timeout_ms, struct bytes *out, struct skep_error *err)
+{
+    struct pool_target target = {.endpoint_count = 1, .endpoints = {*endpoint}};
+    char name[ENDPOINT_TEXT_BYTES];
+
+    return call_stats(client, &target, endpoint_format(endpoint, name),
+                      clock_deadline_us(timeout_ms), out, err);
 }
 
 skep_status skep_client_peer_at(struct skep_client *client, const char *endpoint,

@@ -31,6 +31,7 @@ endfunction()
 
 skep_integration_test(test_addresses 600)
 skep_integration_test(test_call_files 360)
+skep_integration_test(test_stats 360)
 skep_integration_test(test_calls 600)
 skep_integration_test(test_clocks 600)
 skep_integration_test(test_crash 720)
