@@ -1,5 +1,6 @@
-/* Every model of $SKEP_GOLDEN_DIR/lm: hidden states, routing, logits, loss and greedy decoding with
- * a cache, within the tolerances of its README; then damaged copies of one, refused by name. */
+/* Every model of $SKEP_GOLDEN_DIR/lm: hidden states, routing, logits, loss, gradients and greedy
+ * decoding with a cache, within the tolerances of its README; then damaged copies of one, refused
+ * by name. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -210,6 +211,192 @@ static void check_prompt(const struct model *m, size_t prompt)
         decoder_cache_free(&m->caches[l]);
 }
 
+/* ---- gradients ---- */
+
+/* The largest error is at most 1e-4 of the tensor's largest absolute value. */
+static void compare_grad(const struct model *m, const char *name, const float *x, size_t n)
+{
+    const DLTensor *t = golden(m, name);
+    double most = 0, worst = 0;
+
+    if (t == NULL || count_of(t) != n || t->dtype.bits != 32 || x == NULL)
+        fail_msg("%s: %s: not there as expected", m->place, name);
+    const float *g = skep_tensor_data(t);
+    for (size_t i = 0; i < n; i++) {
+        most = fmax(most, fabs((double)g[i]));
+        worst = fmax(worst, isnan(x[i]) ? INFINITY : fabs((double)x[i] - g[i]));
+    }
+    if (!(worst <= 1e-4 * most))
+        fail_msg("%s: %s: largest error %.3g, largest value %.3g", m->place, name, worst, most);
+    compared++;
+}
+
+/* @param part  "down_proj.weight", "w2.bias"... */
+static void mlp_part(const struct lm_mlp *g, const char *part, const float **out, size_t *n)
+{
+    const struct {
+        const char *name, *mixtral;
+        const struct lm_linear *linear;
+    } linears[] = {
+        {"gate_proj", "w1", &g->gate}, {"up_proj", "w3", &g->up}, {"down_proj", "w2", &g->down}};
+    const char *dot = strchr(part, '.');
+
+    assert_non_null(dot);
+    for (size_t i = 0; i < 3; i++) {
+        const struct lm_linear *l = linears[i].linear;
+        size_t len = (size_t)(dot - part);
+        if (strncmp(part, linears[i].name, len) != 0 && strncmp(part, linears[i].mixtral, len) != 0)
+            continue;
+        bool bias = strcmp(dot, ".bias") == 0;
+        *out = bias ? l->bias : l->weight;
+        *n = bias ? l->out : l->in * l->out;
+    }
+}
+
+/* The gradient of a parameter by its name in the files. */
+static void check_parameter(const struct model *m, const struct lm_layer *grads,
+                            const float *final_norm, const char *name)
+{
+    const char *part = name + strlen("grad.param.model.");
+    const float *x = NULL;
+    size_t n = 0, expert = 0;
+    unsigned layer = 0;
+    int at = 0;
+
+    if (strcmp(part, "norm.weight") == 0) {
+        compare_grad(m, name, final_norm, m->config->hidden);
+        return;
+    }
+    assert_int_equal(sscanf(part, "layers.%u.%n", &layer, &at), 1);
+    assert_true(layer < m->config->layers);
+    part += at;
+    const struct lm_layer *g = &grads[layer];
+    if (strcmp(part, "input_layernorm.weight") == 0) {
+        x = g->input_norm;
+        n = m->config->hidden;
+    } else if (strcmp(part, "self_attn.k_proj.weight") == 0) {
+        x = g->k.weight;
+        n = g->k.in * g->k.out;
+    } else if (strcmp(part, "self_attn.k_proj.bias") == 0) {
+        x = g->k.bias;
+        n = g->k.out;
+    } else if (strcmp(part, "self_attn.k_norm.weight") == 0) {
+        x = g->k_norm;
+        n = m->config->head_dim * (m->config->qk_norm == LM_NORM_ALL ? m->config->kv_heads : 1);
+    } else if (strcmp(part, "mlp.gate.weight") == 0 ||
+               strcmp(part, "block_sparse_moe.gate.weight") == 0) {
+        x = g->router.weight;
+        n = g->router.in * g->router.out;
+    } else if (strcmp(part, "mlp.shared_expert_gate.weight") == 0) {
+        x = g->shared_gate.weight;
+        n = g->shared_gate.in;
+    } else if ((sscanf(part, "mlp.experts.%zu.%n", &expert, &at) == 1 ||
+                sscanf(part, "block_sparse_moe.experts.%zu.%n", &expert, &at) == 1) &&
+               expert < g->expert_count) {
+        mlp_part(&g->experts[expert], part + at, &x, &n);
+    } else if (strncmp(part, "mlp.", 4) == 0) {
+        mlp_part(&g->mlp, part + 4, &x, &n);
+    }
+    compare_grad(m, name, x, n);
+}
+
+static void check_expert(const struct model *m)
+{
+    const DLTensor *in = golden(m, "expert.input");
+    const char *layer = skep_safetensors_metadata(m->golden, "layer");
+    const char *expert = skep_safetensors_metadata(m->golden, "expert");
+    struct lm_layer grads;
+
+    if (in == NULL)
+        return;
+    const struct lm_layer *l = &m->layers[strtoul(layer, NULL, 10)];
+    const struct lm_mlp *mlp = &l->experts[strtoul(expert, NULL, 10)];
+    size_t n = (size_t)in->shape[0];
+    float *y = floats(count_of(in)), *dx = floats(count_of(in));
+    assert_int_equal(decoder_grads_new(m->config, l, &grads, NULL), SKEP_OK);
+    assert_int_equal(decoder_mlp(mlp, n, skep_tensor_data(in), NULL, y, NULL), SKEP_OK);
+    compare_grad(m, "expert.output_unweighted", y, count_of(in));
+    assert_int_equal(decoder_mlp_backward(mlp, &grads.experts[0], n, skep_tensor_data(in),
+                                          skep_tensor_data(golden(m, "expert.grad_output")), dx,
+                                          NULL),
+                     SKEP_OK);
+    compare_grad(m, "expert.grad_input", dx, count_of(in));
+    lm_layer_free(&grads);
+    test_free(y);
+    test_free(dx);
+}
+
+/* d loss / d logits of the mean cross entropy. */
+static void loss_backward(float *logits, size_t width, const uint32_t *ids, size_t rows)
+{
+    for (size_t r = 0; r < rows; r++) {
+        float *row = logits + r * width;
+        double total = 0, most = row[best_of(row, width)];
+        for (size_t i = 0; i < width; i++)
+            total += exp(row[i] - most);
+        for (size_t i = 0; i < width; i++)
+            row[i] = r + 1 < rows
+                         ? (float)((exp(row[i] - most) / total - (i == ids[r + 1] ? 1 : 0)) /
+                                   (double)(rows - 1))
+                         : 0;
+    }
+}
+
+static void check_gradients(const struct model *m)
+{
+    const struct lm_config *c = m->config;
+    size_t rows = count_of(golden(m, "input_ids")), n = rows * c->hidden;
+    float **x = test_calloc(c->layers + 1, sizeof(*x)), *grad = floats(n);
+    float *logits = floats(rows * c->vocabulary), *normal = floats(n);
+    float *final_norm = floats(c->hidden);
+    struct lm_layer *grads = test_calloc(c->layers, sizeof(*grads));
+    uint32_t ids[MAX_ROWS];
+    char name[64];
+
+    assert_in_range(rows, 2, MAX_ROWS);
+    for (size_t i = 0; i < rows; i++)
+        ids[i] = (uint32_t)golden_id(m, "input_ids", i);
+    for (size_t l = 0; l <= c->layers; l++)
+        x[l] = floats(n);
+    assert_int_equal(decoder_embed(c, &m->ends, ids, rows, x[0], NULL), SKEP_OK);
+    for (size_t l = 0; l < c->layers; l++)
+        assert_int_equal(
+            decoder_forward(c, &m->layers[l], &m->caches[l], x[l], rows, x[l + 1], NULL, NULL),
+            SKEP_OK);
+    assert_int_equal(decoder_head(c, &m->ends, x[c->layers], rows, normal, logits, NULL), SKEP_OK);
+    loss_backward(logits, c->vocabulary, ids, rows);
+    assert_int_equal(
+        decoder_head_backward(c, &m->ends, x[c->layers], rows, logits, grad, final_norm, NULL),
+        SKEP_OK);
+    for (size_t l = c->layers; l-- > 0;) {
+        snprintf(name, sizeof(name), "grad.layer.%zu", l);
+        compare_grad(m, name, grad, n);
+        snprintf(name, sizeof(name), "grad.moe_output.%zu", l);
+        if (golden(m, name) != NULL) /* the residual hands the block's own gradient on */
+            compare_grad(m, name, grad, n);
+        assert_int_equal(decoder_grads_new(c, &m->layers[l], &grads[l], NULL), SKEP_OK);
+        assert_int_equal(
+            decoder_backward(c, &m->layers[l], x[l], rows, grad, grad, &grads[l], NULL), SKEP_OK);
+    }
+    compare_grad(m, "grad.inputs_embeds", grad, n);
+    for (size_t i = 0; i < skep_safetensors_count(m->golden); i++)
+        if (strncmp(skep_safetensors_name(m->golden, i), "grad.param.", 11) == 0)
+            check_parameter(m, grads, final_norm, skep_safetensors_name(m->golden, i));
+    check_expert(m);
+    for (size_t l = 0; l < c->layers; l++) {
+        lm_layer_free(&grads[l]);
+        decoder_cache_free(&m->caches[l]);
+    }
+    for (size_t l = 0; l <= c->layers; l++)
+        test_free(x[l]);
+    test_free(x);
+    test_free(grad);
+    test_free(logits);
+    test_free(normal);
+    test_free(final_norm);
+    test_free(grads);
+}
+
 static void check_case(const char *path)
 {
     struct model m = {.place = path};
@@ -231,6 +418,11 @@ static void check_case(const char *path)
     while (golden(&m, named(name, prompts, "input_ids", SIZE_MAX)) != NULL)
         check_prompt(&m, prompts++);
     assert_true(prompts > 0);
+    skep_safetensors_close(m.golden);
+    snprintf(file, sizeof(file), "%s/gradients.safetensors", path);
+    if (skep_safetensors_open(file, &m.golden, &err) != SKEP_OK)
+        fail_msg("%s", err.message);
+    check_gradients(&m);
     for (size_t l = 0; l < m.config->layers; l++)
         lm_layer_free(&m.layers[l]);
     lm_ends_free(&m.ends);

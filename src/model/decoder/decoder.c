@@ -7,9 +7,10 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "experts/kernels.h"
+#include "model/decoder/decoder_internal.h"
 #include "model/decoder/rotary.h"
 
-static float *new_floats(size_t rows, size_t cols)
+float *decoder_floats(size_t rows, size_t cols)
 {
     size_t n, bytes;
 
@@ -18,31 +19,31 @@ static float *new_floats(size_t rows, size_t cols)
     return mem_aligned(64, (bytes + 63) & ~(size_t)63);
 }
 
-static skep_status no_memory(struct skep_error *err, size_t rows)
+skep_status decoder_no_memory(struct skep_error *err, size_t rows)
 {
     return error_no_memory(err, "a causal block's activations", rows);
 }
 
 /* y = x weight^T + bias + add */
-static skep_status linear(const struct lm_linear *l, size_t rows, const float *x, const float *add,
-                          float *y, struct skep_error *err)
+skep_status decoder_linear(const struct lm_linear *l, size_t rows, const float *x, const float *add,
+                           float *y, struct skep_error *err)
 {
     size_t count = kernel_linear_scratch(rows, l->in, l->out, false);
     struct kernel_linear k = {
         .weight = l->weight, .bias = l->bias, .rows = rows, .in = l->in, .out = l->out};
     skep_status rc;
 
-    k.scratch = new_floats(count, 1);
+    k.scratch = decoder_floats(count, 1);
     if (k.scratch == NULL)
-        return no_memory(err, rows);
+        return decoder_no_memory(err, rows);
     rc = kernel_linear(&k, kernel_floats(x), add, y, err);
     mem_free(k.scratch);
     return rc;
 }
 
 /* x / sqrt(mean(x^2) + eps) * weight, row by row; y may be x. */
-static void rms_norm(const float *x, const float *weight, double eps, size_t rows, size_t width,
-                     float *y)
+void decoder_rms_norm(const float *x, const float *weight, double eps, size_t rows, size_t width,
+                      float *y)
 {
     for (size_t r = 0; r < rows; r++) {
         const float *in = x + r * width;
@@ -76,8 +77,8 @@ static skep_status reserve(struct decoder_cache *cache, size_t more, size_t widt
         return SKEP_OK;
     while (capacity < cache->len + more)
         capacity *= 2;
-    keys = new_floats(capacity, width);
-    values = new_floats(capacity, width);
+    keys = decoder_floats(capacity, width);
+    values = decoder_floats(capacity, width);
     if (keys == NULL || values == NULL) {
         mem_free(keys);
         mem_free(values);
@@ -105,9 +106,9 @@ static void norm_heads(const struct lm_config *c, const float *weight, float *x,
                        size_t heads)
 {
     if (c->qk_norm == LM_NORM_ALL)
-        rms_norm(x, weight, c->eps, rows, heads * c->head_dim, x);
+        decoder_rms_norm(x, weight, c->eps, rows, heads * c->head_dim, x);
     else if (c->qk_norm == LM_NORM_HEAD)
-        rms_norm(x, weight, c->eps, rows * heads, c->head_dim, x);
+        decoder_rms_norm(x, weight, c->eps, rows * heads, c->head_dim, x);
 }
 
 /* Queries in q; keys and values behind the cache's end. */
@@ -118,14 +119,14 @@ static skep_status project(const struct lm_config *c, const struct lm_layer *l, 
     size_t width = c->kv_heads * c->head_dim;
     float *k = cache->keys + cache->len * width, *v = cache->values + cache->len * width;
     double *frequencies = mem_alloc(c->head_dim / 2 * sizeof(*frequencies));
-    skep_status rc = frequencies != NULL ? SKEP_OK : no_memory(err, rows);
+    skep_status rc = frequencies != NULL ? SKEP_OK : decoder_no_memory(err, rows);
 
     if (rc == SKEP_OK)
-        rc = linear(&l->q, rows, x, NULL, q, err);
+        rc = decoder_linear(&l->q, rows, x, NULL, q, err);
     if (rc == SKEP_OK)
-        rc = linear(&l->k, rows, x, NULL, k, err);
+        rc = decoder_linear(&l->k, rows, x, NULL, k, err);
     if (rc == SKEP_OK)
-        rc = linear(&l->v, rows, x, NULL, v, err);
+        rc = decoder_linear(&l->v, rows, x, NULL, v, err);
     if (rc == SKEP_OK) {
         norm_heads(c, l->q_norm, q, rows, c->heads);
         norm_heads(c, l->k_norm, k, rows, c->kv_heads);
@@ -144,7 +145,7 @@ static skep_status project(const struct lm_config *c, const struct lm_layer *l, 
     return rc;
 }
 
-static void softmax(float *x, size_t n)
+void decoder_softmax(float *x, size_t n)
 {
     float most = x[0];
     double sum = 0;
@@ -172,7 +173,7 @@ static void attend(const struct decoder_cache *cache, size_t seen, size_t width,
             dot += q[i] * k[i];
         scores[s] = dot * scale;
     }
-    softmax(scores, seen);
+    decoder_softmax(scores, seen);
     memset(out, 0, head_dim * sizeof(*out));
     for (size_t s = 0; s < seen; s++) {
         const float *v = cache->values + s * width + offset;
@@ -181,36 +182,48 @@ static void attend(const struct decoder_cache *cache, size_t seen, size_t width,
     }
 }
 
-/* out = x + attention(norm(x)) */
-static skep_status attention(const struct lm_config *c, const struct lm_layer *l,
-                             struct decoder_cache *cache, const float *x, size_t rows, float *out,
-                             struct skep_error *err)
+skep_status decoder_mix(const struct lm_config *c, const struct lm_layer *l,
+                        struct decoder_cache *cache, const float *normal, size_t rows, float *q,
+                        float *mixed, struct skep_error *err)
 {
     size_t width = c->kv_heads * c->head_dim, group = c->heads / c->kv_heads;
     size_t q_width = c->heads * c->head_dim;
-    float *normal = new_floats(rows, c->hidden);
-    float *q = new_floats(rows, q_width), *mixed = new_floats(rows, q_width);
-    float *scores = new_floats(cache->len + rows, 1);
-    skep_status rc = SKEP_OK;
+    float *scores = decoder_floats(cache->len + rows, 1);
+    skep_status rc = scores != NULL ? SKEP_OK : decoder_no_memory(err, rows);
 
-    if (normal == NULL || q == NULL || mixed == NULL || scores == NULL) {
-        rc = no_memory(err, rows);
-        goto out;
-    }
-    rms_norm(x, l->input_norm, c->eps, rows, c->hidden, normal);
-    rc = project(c, l, normal, rows, cache, q, err);
-    if (rc != SKEP_OK)
-        goto out;
-    for (size_t r = 0; r < rows; r++)
+    if (rc == SKEP_OK)
+        rc = reserve(cache, rows, width, err);
+    if (rc == SKEP_OK)
+        rc = project(c, l, normal, rows, cache, q, err);
+    for (size_t r = 0; r < rows && rc == SKEP_OK; r++)
         for (size_t h = 0; h < c->heads; h++) {
             size_t at = r * q_width + h * c->head_dim;
             attend(cache, cache->len + r + 1, width, h / group * c->head_dim, c->head_dim, q + at,
                    scores, mixed + at);
         }
-    rc = linear(&l->o, rows, mixed, x, out, err);
+    mem_free(scores);
+    return rc;
+}
+
+skep_status decoder_attention(const struct lm_config *c, const struct lm_layer *l,
+                              struct decoder_cache *cache, const float *x, size_t rows, float *out,
+                              struct skep_error *err)
+{
+    size_t q_width = c->heads * c->head_dim;
+    float *normal = decoder_floats(rows, c->hidden);
+    float *q = decoder_floats(rows, q_width), *mixed = decoder_floats(rows, q_width);
+    skep_status rc = SKEP_OK;
+
+    if (normal == NULL || q == NULL || mixed == NULL) {
+        rc = decoder_no_memory(err, rows);
+        goto out;
+    }
+    decoder_rms_norm(x, l->input_norm, c->eps, rows, c->hidden, normal);
+    rc = decoder_mix(c, l, cache, normal, rows, q, mixed, err);
+    if (rc == SKEP_OK)
+        rc = decoder_linear(&l->o, rows, mixed, x, out, err);
 
 out:
-    mem_free(scores);
     mem_free(mixed);
     mem_free(q);
     mem_free(normal);
@@ -219,20 +232,20 @@ out:
 
 /* ---- MLP and mixture ---- */
 
-static skep_status mlp(const struct lm_mlp *m, size_t rows, const float *x, const float *add,
-                       float *out, struct skep_error *err)
+skep_status decoder_mlp(const struct lm_mlp *m, size_t rows, const float *x, const float *add,
+                        float *out, struct skep_error *err)
 {
-    float *gate = new_floats(rows, m->gate.out), *up = new_floats(rows, m->up.out);
-    skep_status rc = gate != NULL && up != NULL ? SKEP_OK : no_memory(err, rows);
+    float *gate = decoder_floats(rows, m->gate.out), *up = decoder_floats(rows, m->up.out);
+    skep_status rc = gate != NULL && up != NULL ? SKEP_OK : decoder_no_memory(err, rows);
 
     if (rc == SKEP_OK)
-        rc = linear(&m->gate, rows, x, NULL, gate, err);
+        rc = decoder_linear(&m->gate, rows, x, NULL, gate, err);
     if (rc == SKEP_OK)
-        rc = linear(&m->up, rows, x, NULL, up, err);
+        rc = decoder_linear(&m->up, rows, x, NULL, up, err);
     if (rc == SKEP_OK) {
         for (size_t i = 0; i < rows * m->gate.out; i++)
             up[i] *= gate[i] / (1 + expf(-gate[i]));
-        rc = linear(&m->down, rows, up, add, out, err);
+        rc = decoder_linear(&m->down, rows, up, add, out, err);
     }
     mem_free(gate);
     mem_free(up);
@@ -259,19 +272,19 @@ static void choose(const struct lm_config *c, float *row, uint32_t *experts, flo
 }
 
 /* Routes every row: logits, then the chosen experts and weights. */
-static skep_status route(const struct lm_config *c, const struct lm_layer *l, const float *x,
-                         size_t rows, const struct decoder_trace *trace, uint32_t *experts,
-                         float *weights, struct skep_error *err)
+skep_status decoder_route(const struct lm_config *c, const struct lm_layer *l, const float *x,
+                          size_t rows, const struct decoder_trace *trace, uint32_t *experts,
+                          float *weights, struct skep_error *err)
 {
-    float *logits = new_floats(rows, c->experts);
-    skep_status rc = logits != NULL ? SKEP_OK : no_memory(err, rows);
+    float *logits = decoder_floats(rows, c->experts);
+    skep_status rc = logits != NULL ? SKEP_OK : decoder_no_memory(err, rows);
 
     if (rc == SKEP_OK)
-        rc = linear(&l->router, rows, x, NULL, logits, err);
+        rc = decoder_linear(&l->router, rows, x, NULL, logits, err);
     if (rc == SKEP_OK && trace != NULL && trace->router_logits != NULL)
         memcpy(trace->router_logits, logits, rows * c->experts * sizeof(*logits));
     for (size_t r = 0; r < rows && rc == SKEP_OK; r++) {
-        softmax(logits + r * c->experts, c->experts);
+        decoder_softmax(logits + r * c->experts, c->experts);
         choose(c, logits + r * c->experts, experts + r * c->experts_chosen,
                weights + r * c->experts_chosen);
     }
@@ -293,7 +306,7 @@ static skep_status add_expert(const struct lm_config *c, const struct lm_layer *
             memcpy(in + n++ * hidden, x + i / k * hidden, hidden * sizeof(*in));
     if (n == 0)
         return SKEP_OK;
-    rc = mlp(&l->experts[expert], n, in, NULL, part, err);
+    rc = decoder_mlp(&l->experts[expert], n, in, NULL, part, err);
     n = 0;
     for (size_t i = 0; i < rows * k && rc == SKEP_OK; i++) {
         if (experts[i] != expert)
@@ -308,13 +321,13 @@ static skep_status add_expert(const struct lm_config *c, const struct lm_layer *
 static skep_status add_shared(const struct lm_config *c, const struct lm_layer *l, const float *x,
                               size_t rows, float *part, float *out, struct skep_error *err)
 {
-    float *gate = new_floats(rows, 1);
-    skep_status rc = gate != NULL ? SKEP_OK : no_memory(err, rows);
+    float *gate = decoder_floats(rows, 1);
+    skep_status rc = gate != NULL ? SKEP_OK : decoder_no_memory(err, rows);
 
     if (rc == SKEP_OK)
-        rc = mlp(&l->shared, rows, x, NULL, part, err);
+        rc = decoder_mlp(&l->shared, rows, x, NULL, part, err);
     if (rc == SKEP_OK)
-        rc = linear(&l->shared_gate, rows, x, NULL, gate, err);
+        rc = decoder_linear(&l->shared_gate, rows, x, NULL, gate, err);
     for (size_t r = 0; r < rows && rc == SKEP_OK; r++) {
         float weight = 1 / (1 + expf(-gate[r]));
         for (size_t j = 0; j < c->hidden; j++)
@@ -331,16 +344,16 @@ static skep_status mixture(const struct lm_config *c, const struct lm_layer *l, 
 {
     size_t choices = rows * c->experts_chosen;
     uint32_t *experts = mem_alloc(choices * sizeof(*experts));
-    float *weights = new_floats(choices, 1);
-    float *in = new_floats(rows, c->hidden), *part = new_floats(rows, c->hidden);
+    float *weights = decoder_floats(choices, 1);
+    float *in = decoder_floats(rows, c->hidden), *part = decoder_floats(rows, c->hidden);
     skep_status rc = SKEP_OK;
 
     if (experts == NULL || weights == NULL || in == NULL || part == NULL) {
-        rc = no_memory(err, rows);
+        rc = decoder_no_memory(err, rows);
         goto out;
     }
     memset(out, 0, rows * c->hidden * sizeof(*out));
-    rc = route(c, l, x, rows, trace, experts, weights, err);
+    rc = decoder_route(c, l, x, rows, trace, experts, weights, err);
     for (size_t e = 0; e < c->experts && rc == SKEP_OK; e++)
         rc = add_expert(c, l, e, x, rows, experts, weights, in, part, out, err);
     if (rc == SKEP_OK && c->shared_width > 0)
@@ -372,31 +385,28 @@ skep_status decoder_forward(const struct lm_config *config, const struct lm_laye
 {
     size_t n = rows * config->hidden;
     float *middle = NULL, *normal = NULL, *mixed = NULL;
-    skep_status rc;
+    skep_status rc = SKEP_OK;
 
     if (cache->len > config->max_positions || rows > config->max_positions - cache->len)
         return error_set(err, SKEP_INVALID_ARGUMENT, "position %zu: the model has %zu",
                          cache->len + rows - 1, config->max_positions);
-    rc = reserve(cache, rows, config->kv_heads * config->head_dim, err);
-    if (rc != SKEP_OK)
-        return rc;
-    middle = new_floats(rows, config->hidden);
-    normal = new_floats(rows, config->hidden);
-    mixed = new_floats(rows, config->hidden);
+    middle = decoder_floats(rows, config->hidden);
+    normal = decoder_floats(rows, config->hidden);
+    mixed = decoder_floats(rows, config->hidden);
     if (middle == NULL || normal == NULL || mixed == NULL) {
-        rc = no_memory(err, rows);
+        rc = decoder_no_memory(err, rows);
         goto out;
     }
-    rc = attention(config, layer, cache, x, rows, middle, err);
+    rc = decoder_attention(config, layer, cache, x, rows, middle, err);
     if (rc != SKEP_OK)
         goto out;
-    rms_norm(middle, layer->post_norm, config->eps, rows, config->hidden, normal);
+    decoder_rms_norm(middle, layer->post_norm, config->eps, rows, config->hidden, normal);
     if (layer->experts != NULL) {
         rc = mixture(config, layer, normal, rows, trace, mixed, err);
         for (size_t i = 0; i < n && rc == SKEP_OK; i++)
             out[i] = middle[i] + mixed[i];
     } else {
-        rc = mlp(&layer->mlp, rows, normal, middle, out, err);
+        rc = decoder_mlp(&layer->mlp, rows, normal, middle, out, err);
     }
     if (rc == SKEP_OK)
         cache->len += rows;
@@ -426,6 +436,6 @@ skep_status decoder_head(const struct lm_config *config, const struct lm_ends *e
 {
     const struct lm_linear head = {ends->head, NULL, config->hidden, config->vocabulary};
 
-    rms_norm(x, ends->norm, config->eps, rows, config->hidden, normalized);
-    return linear(&head, rows, normalized, NULL, logits, err);
+    decoder_rms_norm(x, ends->norm, config->eps, rows, config->hidden, normalized);
+    return decoder_linear(&head, rows, normalized, NULL, logits, err);
 }

@@ -54,4 +54,38 @@ SKEP_MUST_CHECK skep_status decoder_head(const struct lm_config *config, const s
                                          const float *x, size_t rows, float *normalized,
                                          float *logits, struct skep_error *err);
 
+/* down(silu(gate(x)) * up(x)) + add; one expert or a dense MLP. add may be NULL. */
+SKEP_MUST_CHECK skep_status decoder_mlp(const struct lm_mlp *mlp, size_t rows, const float *x,
+                                        const float *add, float *out, struct skep_error *err);
+
+/* Zeroed gradients for all weights of a layer. Owned: lm_layer_free(). Zeroed on failure. */
+SKEP_MUST_CHECK skep_status decoder_grads_new(const struct lm_config *config,
+                                              const struct lm_layer *layer, struct lm_layer *out,
+                                              struct skep_error *err);
+
+/* dx[rows, in] is written; grads are written. */
+SKEP_MUST_CHECK skep_status decoder_mlp_backward(const struct lm_mlp *mlp, struct lm_mlp *grads,
+                                                 size_t rows, const float *x, const float *dy,
+                                                 float *dx, struct skep_error *err);
+
+/*
+ * The gradients of a block over one sequence that begins at position 0; the forward pass is
+ * computed again.
+ * @param x         [rows, hidden]: what the block received.
+ * @param grad_out  [rows, hidden]: of its output. @param grad_x  the same of x; written.
+ * @param grads     fresh from decoder_grads_new().
+ */
+SKEP_MUST_CHECK skep_status decoder_backward(const struct lm_config *config,
+                                             const struct lm_layer *layer, const float *x,
+                                             size_t rows, const float *grad_out, float *grad_x,
+                                             struct lm_layer *grads, struct skep_error *err);
+
+/* @param grad_logits  [rows, vocabulary]. @param grad_x  [rows, hidden]; written.
+ * @param grad_norm  [hidden]; added to. The head's own gradient is not computed. */
+SKEP_MUST_CHECK skep_status decoder_head_backward(const struct lm_config *config,
+                                                  const struct lm_ends *ends, const float *x,
+                                                  size_t rows, const float *grad_logits,
+                                                  float *grad_x, float *grad_norm,
+                                                  struct skep_error *err);
+
 #endif
