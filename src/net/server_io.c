@@ -80,6 +80,7 @@ static void on_lost(void *arg, const struct skep_error *why)
     if (!c->established && why->status != SKEP_DEADLINE_EXCEEDED &&
         session_was_probe(c->conn.session)) {
         char text[ENDPOINT_TEXT_BYTES];
+        server_count(&c->io->handshakes_failed);
         remote_text(&c->remote, text);
         log_debug("%s: no handshake: %s", text, why->message);
     } else if (!c->established) {
