@@ -36,6 +36,30 @@ static struct block blocks[BLOCK_CACHE_LIMIT_BLOCKS];
 static size_t block_count;
 static size_t kept_bytes;
 
+static _Thread_local struct {
+    void (*take)(void *arg, void *block, size_t capacity);
+    void *arg;
+} taker;
+
+void block_cache_set_taker(void (*take)(void *arg, void *block, size_t capacity), void *arg)
+{
+    taker.take = take;
+    taker.arg = arg;
+}
+
+void block_give_back(void *block)
+{
+    mem_free(block);
+}
+
+static void give_back(void *block, size_t capacity)
+{
+    if (taker.take != NULL && capacity >= BLOCK_CACHE_SLOW)
+        taker.take(taker.arg, block, capacity);
+    else
+        mem_free(block);
+}
+
 static bool is_cached_size(size_t bytes)
 {
     return REUSE && bytes >= BLOCK_CACHE_SMALLEST && bytes <= BLOCK_CACHE_LARGEST;
@@ -87,8 +111,10 @@ void block_free(void *block, size_t capacity)
     struct block evicted[BLOCK_CACHE_LIMIT_BLOCKS];
     size_t evicted_count = 0;
 
-    if (block == NULL || !is_cached_size(capacity)) {
-        mem_free(block);
+    if (block == NULL)
+        return;
+    if (!is_cached_size(capacity)) {
+        give_back(block, capacity);
         return;
     }
     pthread_mutex_lock(&lock);
@@ -98,8 +124,10 @@ void block_free(void *block, size_t capacity)
     blocks[block_count++] = (struct block){.data = block, .capacity = capacity};
     kept_bytes += capacity;
     pthread_mutex_unlock(&lock);
-    while (evicted_count > 0) /* giving pages back takes long: not under the lock */
-        mem_free(evicted[--evicted_count].data);
+    while (evicted_count > 0) { /* giving pages back takes long: not under the lock */
+        evicted_count--;
+        give_back(evicted[evicted_count].data, evicted[evicted_count].capacity);
+    }
 }
 
 size_t block_cache_trim(void)

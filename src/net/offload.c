@@ -5,6 +5,7 @@
 #include <stdbool.h>
 
 #include "base/alloc.h"
+#include "base/block_cache.h"
 #include "base/error.h"
 #include "base/thread.h"
 
@@ -119,6 +120,19 @@ void offload_post(struct offload *offload, struct offload_job *job)
     /* Both wake: the one that takes small jobs only could take the signal of a large one. */
     pthread_cond_broadcast(&offload->posted);
     pthread_mutex_unlock(&offload->lock);
+}
+
+static void run_give_back(struct offload_job *job)
+{
+    block_give_back(job);
+}
+
+void offload_give_back(void *offload, void *block, size_t capacity)
+{
+    struct offload_job *job = block; /* nobody else has a use for its bytes */
+
+    *job = (struct offload_job){.run = run_give_back, .bytes = capacity};
+    offload_post(offload, job);
 }
 
 void offload_drain(struct offload *offload)

@@ -30,6 +30,9 @@ enum {
 SKEP_MUST_CHECK skep_status offload_new(struct offload **out, struct skep_error *err);
 /* Runs a job soon. The job is borrowed until it runs. */
 void offload_post(struct offload *offload, struct offload_job *job);
+/* Gives a block back to the system soon (base/block_cache.h). Allocates nothing and cannot fail.
+ * @param offload  struct offload. @param block  taken; at least BLOCK_CACHE_SLOW bytes. */
+void offload_give_back(void *offload, void *block, size_t capacity);
 /* Waits until no job is posted or running. */
 void offload_drain(struct offload *offload);
 /* Runs all jobs that were posted, ends the threads, frees. NULL is allowed. */

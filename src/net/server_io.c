@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/block_cache.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/fd.h"
@@ -373,6 +374,7 @@ skep_status server_io_start(struct server_io *io, struct skep_error *err)
 
     if (rc != SKEP_OK)
         return rc;
+    block_cache_set_taker(offload_give_back, io->server->offload);
     io->group.settled = on_settled;
     io->group.settled_arg = io->server;
     uv_timer_init(loop_uv(io->loop), &io->resume);
@@ -422,4 +424,5 @@ void server_io_stop(struct server_io *io)
         conn_close(&c->conn, &why);
     }
     conn_group_fini(&io->group);
+    block_cache_set_taker(NULL, NULL); /* the codec threads end before this one */
 }

@@ -49,6 +49,54 @@ static void what_is_kept_is_bounded(void **state)
     assert_int_equal(block_cache_trim(), 0);
 }
 
+static void keep_given(void *arg, void *block, size_t capacity)
+{
+    size_t *given = arg;
+
+    *given += capacity;
+    block_give_back(block);
+}
+
+static void free_one(void *arg)
+{
+    size_t capacity;
+    void *block = block_alloc(64, *(size_t *)arg, &capacity);
+
+    block_free(block, capacity);
+}
+
+/* A thread that must not be held up gives no large block back itself. */
+static void large_blocks_of_a_thread_go_to_its_taker(void **state)
+{
+    (void)state;
+    size_t given = 0, huge = BLOCK_CACHE_LARGEST + (size_t)1, small = BLOCK_CACHE_SMALLEST - 1;
+    struct thread other;
+    void *blocks[4];
+    size_t capacities[4], bytes = 0;
+
+    block_cache_trim();
+    block_cache_set_taker(keep_given, &given);
+    free_one(&small);
+    assert_int_equal(given, 0);
+    free_one(&huge);
+    assert_int_equal(given, huge);
+    assert_int_equal(thread_start(&other, "other", free_one, &huge, NULL), SKEP_OK);
+    thread_join(&other);
+    assert_int_equal(given, huge); /* other threads give back theirs themselves */
+    given = 0;
+    for (int i = 0; i < 4; i++)
+        blocks[i] = block_alloc(64, 40 * MEGABYTE, &capacities[i]);
+    for (int i = 0; i < 4; i++) {
+        bytes += capacities[i];
+        block_free(blocks[i], capacities[i]);
+    }
+    block_cache_set_taker(NULL, NULL);
+    assert_int_equal(given + block_cache_trim(), bytes);
+    assert_true(given >= 2 * 40 * (size_t)MEGABYTE);
+    free_one(&huge);
+    assert_true(given < bytes);
+}
+
 static void a_much_larger_block_does_not_serve_a_small_request(void **state)
 {
     (void)state;
@@ -107,6 +155,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks_are_aligned_and_large_enough),
         cmocka_unit_test(what_is_kept_is_bounded),
+        cmocka_unit_test(large_blocks_of_a_thread_go_to_its_taker),
         cmocka_unit_test(a_much_larger_block_does_not_serve_a_small_request),
         cmocka_unit_test(a_failed_allocation_gives_null),
         cmocka_unit_test(threads_share_it),
