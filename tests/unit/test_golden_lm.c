@@ -14,6 +14,7 @@
 
 #include "golden_dir.h"
 #include "model/decoder/decoder.h"
+#include "model/decoder/rotary.h"
 
 enum { MAX_CASES = 256, MAX_ROWS = 512 };
 
@@ -489,11 +490,39 @@ static void settings_that_are_not_known_are_refused_by_name(void **state)
                       "rope_scaling: factor: absent");
 }
 
+/* What golden data does not cover. The numbers are those of the reference's formula, computed apart
+ * for head_dim 16, theta 10000, factor 4 and 64 original positions. */
+static void linear_and_yarn_frequencies_follow_the_reference(void **state)
+{
+    static const double yarn[] = {1.0,    0.23717082451262847,   0.05,    0.007905694150420948,
+                                  0.0025, 0.0007905694150420947, 0.00025, 7.905694150420948e-05};
+    struct lm_config c = {.head_dim = 16,
+                          .rope = LM_ROPE_LINEAR,
+                          .rope_theta = 10000,
+                          .rope_factor = 4,
+                          .rope_original = 64,
+                          .rope_beta_fast = 32,
+                          .rope_beta_slow = 1,
+                          .rope_attention = 1.138629436111989};
+    double f[8];
+
+    (void)state;
+    assert_true(rotary_frequencies(&c, f) == 1);
+    for (size_t i = 0; i < 8; i++)
+        assert_true(fabs(f[i] * 4 / pow(10, -(double)i / 2) - 1) < 1e-12);
+    c.rope = LM_ROPE_YARN;
+    assert_true(rotary_frequencies(&c, f) == c.rope_attention);
+    for (size_t i = 0; i < 8; i++)
+        assert_true(fabs(f[i] / yarn[i] - 1) < 1e-12);
+}
+
 /* Writes the files of a folder: `count` tensors of float32 zeros. */
 struct made {
     const char *name;
     int64_t rows, cols;
 };
+
+static uint16_t *made_halves; /* what the last tensor holds, as F16; NULL: zeros */
 
 static void make_folder(const char *path, const struct made *made, size_t count)
 {
@@ -512,6 +541,10 @@ static void make_folder(const char *path, const struct made *made, size_t count)
                                 .ndim = made[i].cols > 0 ? 2 : 1,
                                 .dtype = {kDLFloat, 32, 1},
                                 .shape = shapes[i]};
+        if (made_halves != NULL && i + 1 == count) {
+            tensors[i].data = made_halves;
+            tensors[i].dtype.bits = 16;
+        }
         named_tensors[i] = (struct skep_named_tensor){made[i].name, &tensors[i]};
     }
     snprintf(file, sizeof(file), "%s/model.safetensors", path);
@@ -583,10 +616,53 @@ static void damaged_folders_are_refused_by_the_tensors_name(void **state)
     rmdir(path);
 }
 
+static void half_precision_is_widened_exactly(void **state)
+{
+#define LAYER "model.layers.0."
+    static const struct made rest[] = {
+        {"model.embed_tokens.weight", 8, 4},
+        {LAYER "post_attention_layernorm.weight", 4, 0},
+        {LAYER "input_layernorm.weight", 4, 0},
+        {LAYER "self_attn.q_proj.weight", 4, 4},
+        {LAYER "self_attn.k_proj.weight", 4, 4},
+        {LAYER "self_attn.v_proj.weight", 4, 4},
+        {LAYER "self_attn.o_proj.weight", 4, 4},
+        {LAYER "mlp.gate_proj.weight", 4, 4},
+        {LAYER "mlp.up_proj.weight", 4, 4},
+        {LAYER "mlp.down_proj.weight", 4, 4},
+        {"model.norm.weight", 4, 0},
+    };
+#undef LAYER
+    static const float expected[] = {-2.5f, 0x1p-24f, 65504, 0x1p-14f};
+    uint16_t halves[] = {0xc100, 0x0001, 0x7bff, 0x0400};
+    char path[] = "/tmp/test_golden_lm.XXXXXX", file[GOLDEN_PATH_BYTES];
+    struct lm_folder *folder = NULL;
+    struct lm_ends ends;
+
+    (void)state;
+    assert_non_null(mkdtemp(path));
+    made_halves = halves;
+    make_folder(path, rest, sizeof(rest) / sizeof(rest[0]));
+    made_halves = NULL;
+    assert_int_equal(lm_folder_open(path, &folder, NULL), SKEP_OK);
+    assert_int_equal(lm_folder_ends(folder, &ends, NULL), SKEP_OK);
+    assert_memory_equal(ends.norm, expected, sizeof(expected));
+    assert_ptr_equal(ends.head, ends.embed);
+    lm_ends_free(&ends);
+    lm_folder_close(folder);
+    snprintf(file, sizeof(file), "%s/model.safetensors", path);
+    unlink(file);
+    snprintf(file, sizeof(file), "%s/config.json", path);
+    unlink(file);
+    rmdir(path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(models_agree_with_golden_data),
+        cmocka_unit_test(linear_and_yarn_frequencies_follow_the_reference),
+        cmocka_unit_test(half_precision_is_widened_exactly),
         cmocka_unit_test(settings_that_are_not_known_are_refused_by_name),
         cmocka_unit_test(damaged_folders_are_refused_by_the_tensors_name),
     };
