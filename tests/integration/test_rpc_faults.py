@@ -78,7 +78,8 @@ def case_versions_and_modes_are_told_apart():
     with Swarm() as swarm:
         node = swarm.node("node", ["ffn.0.0"], [])
         for preamble, text in ((b"SKEP\x02\x00\x01\x00", b"update the responder"),
-                               (b"SKEP\x00\x00\x01\x00", b"update the initiator"),
+                               (b"SKEP\x00\x07\x01\x00", b"update the initiator"),
+                               (b"SKEP\x00\x00\x01\x00", b"only asked whether Skep listens"),
                                (b"SKEP\x01\x00\x00\x00", b"takes encrypted only"),
                                (b"SKEP\x01\x00\x09\x00", b"takes encrypted only"),
                                (b"SKEP\x01\x00\x01\x01", b"swarm key")):
