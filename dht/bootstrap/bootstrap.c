@@ -210,7 +210,7 @@ static void take_resolutions(struct bootstrap *b)
             continue;
         }
         snprintf(p->why, sizeof(p->why), "%s", r->err.message);
-        if (log_gate_open(&p->gate, COMPLAIN_MS, &suppressed)) {
+        if (log_limit_passes(&p->gate, COMPLAIN_MS, &suppressed)) {
             p->complained = true;
             log_warn("bootstrap peer %s: %s; trying again", p->text, r->err.message);
         }
@@ -224,7 +224,7 @@ static void tell_slow_name(struct peer *p)
     unsigned long suppressed;
 
     if (p->resolving_us == 0 || p->resolving_us + ANSWER_MS * UINT64_C(1000) > clock_mono_us() ||
-        !log_gate_open(&p->gate, COMPLAIN_MS, &suppressed))
+        !log_limit_passes(&p->gate, COMPLAIN_MS, &suppressed))
         return;
     p->complained = true;
     log_warn("bootstrap peer %s: %s", p->text,
@@ -260,7 +260,7 @@ static void look_at(struct bootstrap *b, struct peer *p)
         p->why[0] = '\0';
     } else if (p->tried_us != 0 && !p->self && !p->saved &&
                p->tried_us + ANSWER_MS * UINT64_C(1000) <= clock_mono_us() &&
-               log_gate_open(&p->gate, COMPLAIN_MS, &suppressed)) {
+               log_limit_passes(&p->gate, COMPLAIN_MS, &suppressed)) {
         p->complain = p->complained = true;
         if (!peer_check_begin(b, p))
             peer_complain(p);
@@ -368,7 +368,7 @@ static void look(struct bootstrap *b)
     runner_status(b->runner, &status);
     b->known_count = runner_known_peers(b->runner, b->known, MAX_KNOWN);
     if (status.good_nodes == 0 && status.dubious_nodes > 0 && b->hurry_us <= clock_mono_us()) {
-        runner_hurry(b->runner);
+        runner_check_dubious(b->runner);
         b->hurry_us = after_ms(HURRY_MS);
     }
     take_resolutions(b);

@@ -27,7 +27,7 @@ struct peer {
     bool present; /* in the routing table */
     bool complained;
     bool complain; /* as soon as it is known why it does not answer */
-    struct log_gate gate;
+    struct log_limit gate;
     struct join_check *checks; /* under way; owned; NULL: none */
     size_t check_count;
     char why[SKEP_ERROR_MESSAGE_BYTES]; /* it does not answer; "": not known */

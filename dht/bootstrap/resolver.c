@@ -110,14 +110,13 @@ static void set_addresses(struct resolution *to, const struct address *addresses
 
 static void ask_tracker(struct resolver *r, struct resolution *a)
 {
-    const struct tracker_peers_patience patience = {clock_deadline_us(RESOLVER_TRACKER_MS),
-                                                    r->stop_fd};
+    const struct tracker_peers_wait limit = {clock_deadline_us(RESOLVER_TRACKER_MS), r->stop_fd};
     struct address tracker[RESOLVER_MAX_ADDRESSES];
     size_t count = a->count;
     struct tracker_peers peers = {.addresses = a->addresses, .cap = RESOLVER_MAX_ADDRESSES};
 
     memcpy(tracker, a->addresses, count * sizeof(tracker[0]));
-    a->status = tracker_peers_ask(tracker, count, r->network_id, &patience, &peers, &a->err);
+    a->status = tracker_peers_ask(tracker, count, r->network_id, &limit, &peers, &a->err);
     a->count = peers.count;
 }
 

@@ -25,13 +25,13 @@ enum {
 
 /* ---- the exchange ---- */
 
-static skep_status wait_for(int fd, short events, const struct tracker_peers_patience *patience,
+static skep_status wait_for(int fd, short events, const struct tracker_peers_wait *limit,
                             struct skep_error *err)
 {
-    struct pollfd p[] = {{.fd = fd, .events = events}, {.fd = patience->stop_fd, .events = POLLIN}};
+    struct pollfd p[] = {{.fd = fd, .events = events}, {.fd = limit->stop_fd, .events = POLLIN}};
 
     for (;;) {
-        uint64_t left_ms = clock_left_ms(patience->deadline_us);
+        uint64_t left_ms = clock_left_ms(limit->deadline_us);
         int n = poll(p, 2, left_ms > INT32_MAX ? INT32_MAX : (int)left_ms);
         if (n > 0 && p[1].revents != 0)
             return error_set(err, SKEP_CANCELLED, "not waited for any longer");
@@ -44,8 +44,8 @@ static skep_status wait_for(int fd, short events, const struct tracker_peers_pat
     }
 }
 
-static skep_status dial(const struct address *a, const struct tracker_peers_patience *patience,
-                        int *out, struct skep_error *err)
+static skep_status dial(const struct address *a, const struct tracker_peers_wait *limit, int *out,
+                        struct skep_error *err)
 {
     skep_status rc = SKEP_OK;
     int failure = 0;
@@ -58,7 +58,7 @@ static skep_status dial(const struct address *a, const struct tracker_peers_pati
     if (connect(fd, (const struct sockaddr *)&a->sa, a->len) != 0) {
         failure = errno;
         if (failure == EINPROGRESS) {
-            rc = wait_for(fd, POLLOUT, patience, err);
+            rc = wait_for(fd, POLLOUT, limit, err);
             if (rc == SKEP_OK && getsockopt(fd, SOL_SOCKET, SO_ERROR, &failure, &len) != 0)
                 failure = errno;
         }
@@ -73,16 +73,16 @@ static skep_status dial(const struct address *a, const struct tracker_peers_pati
 }
 
 /* After a call that has moved no byte, and set errno. */
-static skep_status wait_after(int fd, short events, const struct tracker_peers_patience *patience,
+static skep_status wait_after(int fd, short events, const struct tracker_peers_wait *limit,
                               struct skep_error *err)
 {
     if (errno != EAGAIN && errno != EINTR)
         return error_set(err, SKEP_UNAVAILABLE, "connection lost: %s", strerror(errno));
-    return wait_for(fd, events, patience, err);
+    return wait_for(fd, events, limit, err);
 }
 
 static skep_status send_all(int fd, const uint8_t *data, size_t len,
-                            const struct tracker_peers_patience *patience, struct skep_error *err)
+                            const struct tracker_peers_wait *limit, struct skep_error *err)
 {
     while (len > 0) {
         ssize_t n = send(fd, data, len, MSG_NOSIGNAL);
@@ -91,7 +91,7 @@ static skep_status send_all(int fd, const uint8_t *data, size_t len,
             len -= (size_t)n;
             continue;
         }
-        skep_status rc = wait_after(fd, POLLOUT, patience, err);
+        skep_status rc = wait_after(fd, POLLOUT, limit, err);
         if (rc != SKEP_OK)
             return rc;
     }
@@ -100,7 +100,7 @@ static skep_status send_all(int fd, const uint8_t *data, size_t len,
 
 /* What comes next. @param chunk  holds it until the next call. */
 static skep_status receive(int fd, uint8_t chunk[static RECEIVE_BYTES],
-                           const struct tracker_peers_patience *patience, size_t *len,
+                           const struct tracker_peers_wait *limit, size_t *len,
                            struct skep_error *err)
 {
     for (;;) {
@@ -112,13 +112,13 @@ static skep_status receive(int fd, uint8_t chunk[static RECEIVE_BYTES],
             *len = (size_t)n;
             return SKEP_OK;
         }
-        skep_status rc = wait_after(fd, POLLIN, patience, err);
+        skep_status rc = wait_after(fd, POLLIN, limit, err);
         if (rc != SKEP_OK)
             return rc;
     }
 }
 
-static skep_status ask_question(int fd, const struct tracker_peers_patience *patience,
+static skep_status ask_question(int fd, const struct tracker_peers_wait *limit,
                                 struct skep_error *err)
 {
     static const char question[] = "[100]";
@@ -128,7 +128,7 @@ static skep_status ask_question(int fd, const struct tracker_peers_patience *pat
     if (!tracker_write_magic(&out) || !tracker_write_message(&out, question, sizeof(question) - 1))
         rc = error_no_memory(err, "question to a tracker", sizeof(question));
     else
-        rc = send_all(fd, out.data, out.len, patience, err);
+        rc = send_all(fd, out.data, out.len, limit, err);
     bytes_free(&out);
     return rc;
 }
@@ -227,8 +227,8 @@ skep_status tracker_peers_parse(struct tracker_text answer, uint32_t network_id,
 /* ---- one tracker after the other ---- */
 
 static skep_status read_answer(int fd, const struct address *at, uint32_t network_id,
-                               const struct tracker_peers_patience *patience,
-                               struct tracker_peers *out, struct skep_error *err)
+                               const struct tracker_peers_wait *limit, struct tracker_peers *out,
+                               struct skep_error *err)
 {
     struct tracker_input in = {0};
     struct tracker_text message;
@@ -237,7 +237,7 @@ static skep_status read_answer(int fd, const struct address *at, uint32_t networ
     skep_status rc;
 
     for (bool more = true; more;) {
-        rc = receive(fd, chunk, patience, &len, err);
+        rc = receive(fd, chunk, limit, &len, err);
         if (rc == SKEP_OK && !tracker_input_push(&in, chunk, len))
             rc = error_no_memory(err, "tracker's answer", len);
         if (rc == SKEP_OK)
@@ -253,23 +253,23 @@ static skep_status read_answer(int fd, const struct address *at, uint32_t networ
 }
 
 static skep_status ask_one(const struct address *a, uint32_t network_id,
-                           const struct tracker_peers_patience *patience, struct tracker_peers *out,
+                           const struct tracker_peers_wait *limit, struct tracker_peers *out,
                            struct skep_error *err)
 {
     int fd = -1;
-    skep_status rc = dial(a, patience, &fd, err);
+    skep_status rc = dial(a, limit, &fd, err);
 
     if (rc != SKEP_OK)
         return rc;
-    rc = ask_question(fd, patience, err);
+    rc = ask_question(fd, limit, err);
     if (rc == SKEP_OK)
-        rc = read_answer(fd, a, network_id, patience, out, err);
+        rc = read_answer(fd, a, network_id, limit, out, err);
     close(fd);
     return rc;
 }
 
 skep_status tracker_peers_ask(const struct address *tracker, size_t tracker_count,
-                              uint32_t network_id, const struct tracker_peers_patience *patience,
+                              uint32_t network_id, const struct tracker_peers_wait *limit,
                               struct tracker_peers *out, struct skep_error *err)
 {
     skep_status rc = SKEP_UNAVAILABLE;
@@ -277,9 +277,9 @@ skep_status tracker_peers_ask(const struct address *tracker, size_t tracker_coun
     out->count = 0;
     for (size_t i = 0; i < tracker_count && rc != SKEP_OK && rc != SKEP_CANCELLED; i++) {
         /* The rest of the time is shared among those not tried yet. */
-        uint64_t now = clock_mono_us(), until = patience->deadline_us;
+        uint64_t now = clock_mono_us(), until = limit->deadline_us;
         uint64_t share = now < until ? (until - now) / (tracker_count - i) : 0;
-        struct tracker_peers_patience part = {now + share, patience->stop_fd};
+        struct tracker_peers_wait part = {now + share, limit->stop_fd};
         rc = ask_one(&tracker[i], network_id, &part, out, err);
     }
     return rc;

@@ -12,7 +12,7 @@
 #include "wire/tracker_frame.h"
 
 /* How long to wait for it. */
-struct tracker_peers_patience {
+struct tracker_peers_wait {
     uint64_t deadline_us;
     int stop_fd; /* once this can be read from, no longer; -1: none */
 };
@@ -35,7 +35,7 @@ struct tracker_peers {
  */
 SKEP_MUST_CHECK skep_status tracker_peers_ask(const struct address *tracker, size_t tracker_count,
                                               uint32_t network_id,
-                                              const struct tracker_peers_patience *patience,
+                                              const struct tracker_peers_wait *limit,
                                               struct tracker_peers *out, struct skep_error *err);
 
 /* The answer's text alone: for tests and fuzzing.

@@ -33,9 +33,9 @@ bool directory_may_ask(const struct directory *d)
     return d->outstanding < d->max_in_flight * OUTSTANDING_FACTOR;
 }
 
-struct ask *directory_ask(struct directory *d, void *owner, size_t index, uint64_t now_us)
+struct dht_request *directory_ask(struct directory *d, void *owner, size_t index, uint64_t now_us)
 {
-    struct ask *ask = ask_new(d->inbox);
+    struct dht_request *ask = dht_request_new(d->inbox);
 
     if (ask == NULL)
         return NULL;
@@ -49,18 +49,18 @@ struct ask *directory_ask(struct directory *d, void *owner, size_t index, uint64
     return ask;
 }
 
-void directory_ask_over(struct directory *d, struct ask *ask)
+void directory_ask_over(struct directory *d, struct dht_request *ask)
 {
     *(ask->older != NULL ? &ask->older->newer : &d->oldest_ask) = ask->newer;
     *(ask->newer != NULL ? &ask->newer->older : &d->newest_ask) = ask->older;
     ask->older = ask->newer = NULL;
     ask->owner = NULL;
     d->outstanding--;
-    ask_unref(ask); /* the list's count */
+    dht_request_unref(ask); /* the list's count */
 }
 
 /* Whether an ask is still in the directory's list. */
-static bool is_listed(const struct directory *d, const struct ask *ask)
+static bool is_listed(const struct directory *d, const struct dht_request *ask)
 {
     return ask->older != NULL || ask->newer != NULL || d->oldest_ask == ask;
 }
@@ -69,7 +69,7 @@ static bool is_listed(const struct directory *d, const struct ask *ask)
 static void drop_lost_asks(struct directory *d, uint64_t now_us)
 {
     while (d->oldest_ask != NULL && d->oldest_ask->started_us + ASK_LOST_US <= now_us) {
-        struct ask *ask = d->oldest_ask;
+        struct dht_request *ask = d->oldest_ask;
         if (ask->owner != NULL) {
             /* Its owner has a shorter time limit and lets go of it first. */
             directory_due(d, now_us + UINT64_C(1000000));
@@ -103,7 +103,7 @@ int64_t directory_now_ms(struct directory *d)
 
 void directory_saw_own(struct directory *d, uint64_t seq)
 {
-    static struct log_gate gate;
+    static struct log_limit gate;
     unsigned long suppressed;
     uint64_t now_us = clock_mono_us();
     enum own_sequence kind = own_sequences_saw(&d->own_sequences, seq, now_us);
@@ -113,7 +113,7 @@ void directory_saw_own(struct directory *d, uint64_t seq)
         d->own_mono_us = now_us;
     }
     if ((kind == OWN_SEQUENCE_FOREIGN || kind == OWN_SEQUENCE_NEWER_FOREIGN) &&
-        log_gate_open(&gate, OWN_RECORD_LOG_MS, &suppressed))
+        log_limit_passes(&gate, OWN_RECORD_LOG_MS, &suppressed))
         log_warn("directory: records that are not ours appear under our own identity: is another "
                  "node running with a copy of the key file?");
 }
@@ -142,7 +142,7 @@ static void timers(struct directory *d)
 /* A "done": who waited for it, and one count less. With the lock held. */
 static void handle_done(struct directory *d, struct inbox_event *event)
 {
-    struct ask *ask = event->ask;
+    struct dht_request *ask = event->request;
     bool is_put = ask->index != SIZE_MAX;
 
     if (!is_listed(d, ask))
@@ -157,7 +157,7 @@ static void handle_done(struct directory *d, struct inbox_event *event)
 /* Gives a value to its query, to be checked with the others of this round. With the lock held. */
 static void handle_value(struct inbox_event *event, struct query **touched)
 {
-    struct query *q = event->ask->owner;
+    struct query *q = event->request->owner;
 
     if (q == NULL) {
         inbox_event_free(event);

@@ -97,7 +97,7 @@ const char *directory_describe_misdated(const struct record_misdated *misdated,
 void directory_note_misdated(struct directory *d, const uint8_t *key, const char *label,
                              const struct record_misdated *what)
 {
-    static struct log_gate gate;
+    static struct log_limit gate;
     unsigned long suppressed;
     char text[DIRECTORY_MISDATED_BYTES];
 
@@ -106,7 +106,7 @@ void directory_note_misdated(struct directory *d, const uint8_t *key, const char
     *m = (struct misdated_seen){.what = *what, .seen_us = clock_mono_us()};
     memcpy(m->key, key, sizeof(m->key));
     pthread_mutex_unlock(&d->lock);
-    if (log_gate_open(&gate, CLOCK_LOG_MS, &suppressed))
+    if (log_limit_passes(&gate, CLOCK_LOG_MS, &suppressed))
         log_warn("directory: %s: %s", label, directory_describe_misdated(what, text));
 }
 
@@ -192,14 +192,14 @@ static void merge(struct directory *d, struct query *q, struct record *record, u
  * publisher is honest about its own clock or harms itself. */
 static void compare_clocks(const struct directory *d, const struct candidate *c, int64_t now_s)
 {
-    static struct log_gate gate;
+    static struct log_limit gate;
     unsigned long suppressed;
     char peer[PEER_ID_SHORT_BYTES];
     int64_t by_s = record_off_by_s(c->seq, c->expires_at, now_s);
 
     if ((by_s < 0 ? -by_s : by_s) <= (int64_t)d->clock_skew_s ||
         memcmp(c->peer_id, d->identity->peer_id, PEER_ID_BYTES) == 0 ||
-        !log_gate_open(&gate, CLOCK_LOG_MS, &suppressed))
+        !log_limit_passes(&gate, CLOCK_LOG_MS, &suppressed))
         return;
     peer_id_short(c->peer_id, peer);
     log_warn("directory: records of peer %s %s %lld s %s by our clock: check the clocks of both "
@@ -237,10 +237,10 @@ static bool verify(struct directory *d, struct query *q, const struct candidate 
 
 static void log_refused(const struct query *q, size_t refused)
 {
-    static struct log_gate gate;
+    static struct log_limit gate;
     unsigned long suppressed;
 
-    if (refused > 0 && log_gate_open(&gate, REFUSED_LOG_MS, &suppressed))
+    if (refused > 0 && log_limit_passes(&gate, REFUSED_LOG_MS, &suppressed))
         log_info("directory: %s: %zu record%s refused (forged, malformed or expired)",
                  q->own ? "own records" : q->uid, refused, text_plural(refused));
 }

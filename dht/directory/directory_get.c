@@ -361,7 +361,7 @@ static void wait_end(struct directory *d, struct request *r)
 
 bool request_wait(struct directory *d, struct request *r, request_enter_fn enter, const void *what)
 {
-    struct inbox_helper helper;
+    struct inbox_worker helper;
 
     /* The request ends, or is taken back by wait_end(), before this returns. */
     /* cppcheck-suppress autoVariables */

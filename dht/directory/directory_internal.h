@@ -105,7 +105,7 @@ struct request {
     uint64_t own_sequence;
     void *arg;
     bool finished;
-    struct inbox_helper *helper; /* of the caller who waits; NULL: nobody does */
+    struct inbox_worker *helper; /* of the caller who waits; NULL: nobody does */
     struct waiter waiters[];
 };
 
@@ -136,8 +136,8 @@ struct query {
     bool short_failed; /* one brought nothing in time */
     bool ended_ok;     /* what OpenDHT said of the attempt that ended */
     unsigned attempts;
-    unsigned asks;   /* of ours that OpenDHT still has */
-    struct ask *ask; /* the current attempt; NULL: none. Shared through asks. */
+    unsigned asks;           /* of ours that OpenDHT still has */
+    struct dht_request *ask; /* the current attempt; NULL: none. Shared through asks. */
     uint64_t asked_us, again_us, linger_until_us, check_us;
     /* The worker alone: */
     struct provider_set found;
@@ -159,9 +159,9 @@ struct put_item {
     enum { PUT_WAITING, PUT_ASKED, PUT_DONE } state;
     bool holds_slot;
     uint64_t started_us;
-    unsigned pushes;  /* so many times pushed */
-    uint64_t push_us; /* when to push it next */
-    struct ask *ask;  /* counted in the directory's list */
+    unsigned pushes;         /* so many times pushed */
+    uint64_t push_us;        /* when to push it next */
+    struct dht_request *ask; /* counted in the directory's list */
 };
 
 struct put_batch {
@@ -226,7 +226,7 @@ struct directory {
     uint8_t pushes[PUSH_KEYS][RECORD_KEY_BYTES];
     size_t push_count;
 
-    struct ask *oldest_ask, *newest_ask; /* given to OpenDHT, "done" not seen */
+    struct dht_request *oldest_ask, *newest_ask; /* given to OpenDHT, "done" not seen */
     unsigned outstanding;
 
     struct own_sequences own_sequences;
@@ -245,9 +245,9 @@ void directory_work(struct directory *d);
 /* With the lock held: */
 void directory_due(struct directory *d, uint64_t at_us);
 /* Registers an ask that goes to OpenDHT now. NULL: memory is short. */
-struct ask *directory_ask(struct directory *d, void *owner, size_t index, uint64_t now_us);
+struct dht_request *directory_ask(struct directory *d, void *owner, size_t index, uint64_t now_us);
 /* Forgets an ask: its owner has gone or its "done" came. */
-void directory_ask_over(struct directory *d, struct ask *ask);
+void directory_ask_over(struct directory *d, struct dht_request *ask);
 bool directory_may_ask(const struct directory *d);
 void directory_saw_own(struct directory *d, uint64_t seq);
 int64_t directory_clock(const struct directory *d);
@@ -281,7 +281,7 @@ struct query *query_find(struct directory *d, const uint8_t *key);
 struct query *query_new(struct directory *d, const uint8_t *key, const char *uid);
 void queries_start(struct directory *d, uint64_t now_us);
 void query_answer(struct directory *d, struct query *q, skep_status status);
-void query_done(struct directory *d, struct ask *ask, bool ok);
+void query_done(struct directory *d, struct dht_request *ask, bool ok);
 void queries_conclude(struct directory *d, bool has_peers, uint64_t now_us);
 void queries_timers(struct directory *d, uint64_t now_us);
 void queries_free_all(struct directory *d);
@@ -298,7 +298,7 @@ void directory_note_misdated(struct directory *d, const uint8_t *key, const char
 
 /* directory_put.c. With the lock held: */
 void batches_start(struct directory *d, uint64_t now_us);
-void batch_done(struct directory *d, struct ask *ask, bool ok);
+void batch_done(struct directory *d, struct dht_request *ask, bool ok);
 void batches_timers(struct directory *d, uint64_t now_us);
 void batches_cancel_all(struct directory *d);
 /* Without: */

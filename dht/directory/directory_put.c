@@ -59,10 +59,10 @@ static void finish(struct directory *d, struct put_batch *b, size_t i, skep_stat
 }
 
 /* Hands one record to OpenDHT. Returns the ask; NULL if memory is short. */
-static struct ask *put(struct directory *d, struct put_batch *b, size_t i, uint64_t now_us)
+static struct dht_request *put(struct directory *d, struct put_batch *b, size_t i, uint64_t now_us)
 {
     struct put_item *item = &b->items[i];
-    struct ask *ask = directory_ask(d, b, i, now_us);
+    struct dht_request *ask = directory_ask(d, b, i, now_us);
 
     if (ask == NULL)
         return NULL;
@@ -104,7 +104,7 @@ void batches_start(struct directory *d, uint64_t now_us)
     }
 }
 
-void batch_done(struct directory *d, struct ask *ask, bool ok)
+void batch_done(struct directory *d, struct dht_request *ask, bool ok)
 {
     struct put_batch *b = ask->owner;
 
@@ -253,7 +253,7 @@ static void enter(struct directory *d, struct put_batch *b, bool has_peers)
             finish(d, b, i, encoded);
         } else if (!has_peers) {
             if (directory_may_ask(d)) {
-                struct ask *ask = put(d, b, i, now);
+                struct dht_request *ask = put(d, b, i, now);
                 if (ask != NULL)
                     ask->owner = NULL;
             }

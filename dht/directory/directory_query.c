@@ -94,7 +94,7 @@ static void free_query(struct directory *d, struct query *q)
     if (q->next != NULL)
         q->next->link = q->link;
     d->query_count--;
-    for (struct ask *ask = d->oldest_ask; q->asks > 0 && ask != NULL; ask = ask->newer)
+    for (struct dht_request *ask = d->oldest_ask; q->asks > 0 && ask != NULL; ask = ask->newer)
         if (ask->owner == q) {
             ask->owner = NULL;
             q->asks--;
@@ -239,7 +239,7 @@ void query_found(struct directory *d, struct query *q)
 
 static void ask_dht(struct directory *d, struct query *q, uint64_t now_us)
 {
-    struct ask *ask = directory_ask(d, q, SIZE_MAX, now_us);
+    struct dht_request *ask = directory_ask(d, q, SIZE_MAX, now_us);
 
     if (ask == NULL) {
         query_answer(d, q, SKEP_RESOURCE_EXHAUSTED);
@@ -277,16 +277,16 @@ void queries_start(struct directory *d, uint64_t now_us)
 /* A key that holds more than is read of it: whose records are left out cannot be told. */
 static void log_full(const struct query *q)
 {
-    static struct log_gate gate;
+    static struct log_limit gate;
     unsigned long suppressed;
 
-    if (log_gate_open(&gate, FULL_LOG_MS, &suppressed))
+    if (log_limit_passes(&gate, FULL_LOG_MS, &suppressed))
         log_warn("directory: %s: more is stored under this key than the %d values, or %d MiB, that "
                  "are read of it: the rest is left out",
                  q->own ? "own records" : q->uid, INBOX_MAX_ASK_VALUES, INBOX_MAX_ASK_BYTES >> 20);
 }
 
-void query_done(struct directory *d, struct ask *ask, bool ok)
+void query_done(struct directory *d, struct dht_request *ask, bool ok)
 {
     struct query *q = ask->owner;
 

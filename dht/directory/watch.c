@@ -55,7 +55,7 @@ struct watch {
     /* The thread's alone: */
     struct runner_listen *listens[MAX_LISTENS]; /* owned */
     size_t listen_count;
-    uint64_t heard;       /* notifications so far */
+    uint64_t seen;        /* notifications so far */
     uint64_t again_us;    /* when to read once more after a notification; 0: not */
     unsigned agains;      /* how often that was done since */
     uint64_t top_read_us; /* when the watched prefix was read last */
@@ -83,7 +83,7 @@ static void notification_unref(void *arg)
     mem_free(notification);
 }
 
-static void on_heard(void *arg)
+static void on_notification(void *arg)
 {
     struct notification *notification = arg;
 
@@ -100,12 +100,12 @@ static bool wait_notification(struct watch *w, uint64_t until_us)
     struct notification *notification = w->notification;
 
     pthread_mutex_lock(&notification->lock);
-    while (!notification->closing && notification->count == w->heard &&
+    while (!notification->closing && notification->count == w->seen &&
            cond_wait_until(&notification->rung, &notification->lock, until_us))
         continue;
-    bool rung = notification->count != w->heard;
+    bool rung = notification->count != w->seen;
     bool closing = notification->closing;
-    w->heard = notification->count;
+    w->seen = notification->count;
     pthread_mutex_unlock(&notification->lock);
     if (rung) {
         uint64_t now = clock_mono_us(), soonest = w->top_read_us + NOTIFY_PAUSE_US;
@@ -146,8 +146,8 @@ static void listen_to(struct watch *w, const char *prefix, size_t lists)
         uint8_t key[RECORD_KEY_BYTES];
         key_of(w, prefix, i, lists > 1, key);
         atomic_fetch_add(&w->notification->refs, 1);
-        w->listens[w->listen_count++] =
-            runner_listen(w->directory->runner, key, on_heard, notification_unref, w->notification);
+        w->listens[w->listen_count++] = runner_listen(w->directory->runner, key, on_notification,
+                                                      notification_unref, w->notification);
     }
 }
 
@@ -279,10 +279,10 @@ static bool still_there(const struct watch *w, const struct branch *b, const cha
 
 static void log_overflow(const struct watch *w)
 {
-    static struct log_gate gate;
+    static struct log_limit gate;
     unsigned long suppressed;
 
-    if (w->tree.overflow && log_gate_open(&gate, OVERFLOW_LOG_MS, &suppressed))
+    if (w->tree.overflow && log_limit_passes(&gate, OVERFLOW_LOG_MS, &suppressed))
         log_warn("watch %s: more than %d prefixes are listed under it; the rest is left out",
                  w->prefix, WATCH_MAX_BRANCHES);
 }

@@ -31,40 +31,40 @@ void inbox_unref(struct inbox *inbox)
     mem_free(inbox);
 }
 
-struct ask *ask_new(struct inbox *inbox)
+struct dht_request *dht_request_new(struct inbox *inbox)
 {
-    struct ask *ask = mem_calloc(1, sizeof(*ask));
+    struct dht_request *request = mem_calloc(1, sizeof(*request));
     struct inbox_event *done = mem_calloc(1, sizeof(*done));
 
-    if (ask == NULL || done == NULL) {
-        mem_free(ask);
+    if (request == NULL || done == NULL) {
+        mem_free(request);
         mem_free(done);
         return NULL;
     }
-    done->ask = ask;
+    done->request = request;
     done->done = true;
-    ask->done_event = done;
-    atomic_init(&ask->refs, 2);
+    request->done_event = done;
+    atomic_init(&request->refs, 2);
     atomic_fetch_add(&inbox->refs, 1);
-    ask->inbox = inbox;
-    return ask;
+    request->inbox = inbox;
+    return request;
 }
 
-void ask_unref(struct ask *ask)
+void dht_request_unref(struct dht_request *request)
 {
-    if (ask == NULL || atomic_fetch_sub(&ask->refs, 1) != 1)
+    if (request == NULL || atomic_fetch_sub(&request->refs, 1) != 1)
         return;
-    inbox_unref(ask->inbox);
-    mem_free(ask->done_event); /* NULL once it was queued */
-    mem_free(ask);
+    inbox_unref(request->inbox);
+    mem_free(request->done_event); /* NULL once it was queued */
+    mem_free(request);
 }
 
 void inbox_event_free(struct inbox_event *event)
 {
-    struct ask *ask = event->ask;
+    struct dht_request *request = event->request;
 
     mem_free(event);
-    ask_unref(ask);
+    dht_request_unref(request);
 }
 
 static void free_list(struct inbox_event *event)
@@ -105,41 +105,41 @@ static void wake(struct inbox *inbox)
 }
 
 /* Counts a value against the limits; with the lock held. */
-static bool admit(struct inbox *inbox, struct ask *ask, size_t len)
+static bool admit(struct inbox *inbox, struct dht_request *request, size_t len)
 {
     bool is_long = len > RECORD_MAX_BYTES;
-    size_t *bytes = is_long ? &ask->long_bytes : &ask->bytes;
+    size_t *bytes = is_long ? &request->long_bytes : &request->bytes;
     size_t limit = is_long ? INBOX_MAX_ASK_LONG_BYTES : INBOX_MAX_ASK_BYTES;
-    bool is_possible = len <= (ask->takes_long ? RECORD_MAX_PREFIX_BYTES : RECORD_MAX_BYTES);
+    bool is_possible = len <= (request->takes_long ? RECORD_MAX_PREFIX_BYTES : RECORD_MAX_BYTES);
 
-    if (!is_possible || ask->values >= INBOX_MAX_ASK_VALUES || *bytes + len > limit ||
+    if (!is_possible || request->values >= INBOX_MAX_ASK_VALUES || *bytes + len > limit ||
         inbox->bytes + len > INBOX_MAX_BYTES) {
         inbox->dropped++;
         if (is_possible)
-            atomic_store(&ask->full, true);
+            atomic_store(&request->full, true);
         return false;
     }
-    ask->values++;
+    request->values++;
     *bytes += len;
     return true;
 }
 
 bool inbox_on_value(void *arg, uint64_t value_id, const uint8_t *data, size_t len)
 {
-    struct ask *ask = arg;
-    struct inbox *inbox = ask->inbox;
+    struct dht_request *request = arg;
+    struct inbox *inbox = request->inbox;
 
     pthread_mutex_lock(&inbox->lock);
     bool open = !inbox->closed;
-    if (open && admit(inbox, ask, len)) {
+    if (open && admit(inbox, request, len)) {
         struct inbox_event *event = mem_calloc(1, sizeof(*event) + len);
         if (event != NULL) {
             if (len > 0) /* OpenDHT has no bytes at all for an empty value */
                 memcpy(event->data, data, len);
             event->len = len;
             event->value_id = value_id;
-            event->ask = ask;
-            atomic_fetch_add(&ask->refs, 1);
+            event->request = request;
+            atomic_fetch_add(&request->refs, 1);
             append(inbox, event);
         }
     }
@@ -149,7 +149,7 @@ bool inbox_on_value(void *arg, uint64_t value_id, const uint8_t *data, size_t le
 
 bool inbox_on_reply(void *arg)
 {
-    struct inbox *inbox = ((struct ask *)arg)->inbox;
+    struct inbox *inbox = ((struct dht_request *)arg)->inbox;
 
     pthread_mutex_lock(&inbox->lock);
     bool open = !inbox->closed;
@@ -161,21 +161,21 @@ bool inbox_on_reply(void *arg)
 
 void inbox_on_done(void *arg, bool ok)
 {
-    struct ask *ask = arg;
-    struct inbox *inbox = ask->inbox;
+    struct dht_request *request = arg;
+    struct inbox *inbox = request->inbox;
 
     pthread_mutex_lock(&inbox->lock);
     bool open = !inbox->closed;
     if (open) {
-        struct inbox_event *event = ask->done_event;
-        ask->done_event = NULL;
+        struct inbox_event *event = request->done_event;
+        request->done_event = NULL;
         event->ok = ok;
         append(inbox, event);
         wake(inbox);
     }
     pthread_mutex_unlock(&inbox->lock);
     if (!open)
-        ask_unref(ask);
+        dht_request_unref(request);
 }
 
 void inbox_wake(struct inbox *inbox)
@@ -209,7 +209,7 @@ struct inbox_event *inbox_take(struct inbox *inbox)
     return list;
 }
 
-void inbox_help_begin(struct inbox *inbox, struct inbox_helper *helper)
+void inbox_help_begin(struct inbox *inbox, struct inbox_worker *helper)
 {
     helper->finished = false;
     cond_init(&helper->called);
@@ -222,7 +222,7 @@ void inbox_help_begin(struct inbox *inbox, struct inbox_helper *helper)
     pthread_mutex_unlock(&inbox->lock);
 }
 
-enum inbox_call inbox_help_wait(struct inbox *inbox, struct inbox_helper *helper,
+enum inbox_call inbox_help_wait(struct inbox *inbox, struct inbox_worker *helper,
                                 uint64_t deadline_us)
 {
     enum inbox_call call = INBOX_WORK;
@@ -239,7 +239,7 @@ enum inbox_call inbox_help_wait(struct inbox *inbox, struct inbox_helper *helper
     return call;
 }
 
-void inbox_help_finish(struct inbox *inbox, struct inbox_helper *helper)
+void inbox_help_finish(struct inbox *inbox, struct inbox_worker *helper)
 {
     pthread_mutex_lock(&inbox->lock);
     helper->finished = true;
@@ -247,7 +247,7 @@ void inbox_help_finish(struct inbox *inbox, struct inbox_helper *helper)
     pthread_mutex_unlock(&inbox->lock);
 }
 
-void inbox_help_end(struct inbox *inbox, struct inbox_helper *helper)
+void inbox_help_end(struct inbox *inbox, struct inbox_worker *helper)
 {
     pthread_mutex_lock(&inbox->lock);
     *helper->link = helper->next;

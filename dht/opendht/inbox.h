@@ -1,11 +1,12 @@
 /*
  * Where OpenDHT's thread leaves what it has for the directory. Its callbacks only copy bytes, queue
- * them and signal; somebody else takes everything at once and does the work: a caller who waits for
- * a lookup (a helper), because it has nothing better to do and a thread less is on the way to its
- * answer; the directory's own thread if nobody waits.
+ * them and signal. Another thread takes everything at once and does the work: a caller that waits for
+ * a lookup (a worker), which saves a change of threads on the way to its answer, or else the
+ * directory's own thread.
  *
- * An `ask` is one get or put handed to OpenDHT. OpenDHT may answer long after the directory lost
- * interest or was freed, so asks and the inbox are counted: an ask lives until its "done" has come.
+ * A request is one get or put handed to OpenDHT. OpenDHT may answer long after the directory lost
+ * interest or was freed, so requests and the inbox are counted: a request lives until its "done"
+ * has come.
  */
 #ifndef SKEP_DHT_OPENDHT_INBOX_H
 #define SKEP_DHT_OPENDHT_INBOX_H
@@ -25,21 +26,21 @@ enum {
     INBOX_MAX_ASK_LONG_BYTES = 8 << 20, /* and of longer ones, which cannot crowd out the others */
 };
 
-struct ask;
+struct dht_request;
 
 struct inbox_event {
     struct inbox_event *next;
-    struct ask *ask;   /* shared: the event holds one count */
-    bool done;         /* the end of the get or put; otherwise a value */
-    bool ok;           /* with done */
-    uint64_t value_id; /* of a value; what who sent it says */
-    size_t len;        /* of a value */
+    struct dht_request *request; /* shared: the event holds one count */
+    bool done;                   /* the end of the get or put; otherwise a value */
+    bool ok;                     /* with done */
+    uint64_t value_id;           /* of a value; what who sent it says */
+    size_t len;                  /* of a value */
     uint8_t data[];
 };
 
 /* A caller that waits, on its own stack. */
-struct inbox_helper {
-    struct inbox_helper *next, **link;
+struct inbox_worker {
+    struct inbox_worker *next, **link;
     pthread_cond_t called;
     bool finished; /* what it waits for is there */
 };
@@ -47,7 +48,7 @@ struct inbox_helper {
 struct inbox {
     pthread_mutex_t lock;   /* guards all below but refs. A leaf: nothing is locked under it. */
     pthread_cond_t arrived; /* for the directory's thread */
-    struct inbox_helper *helpers;
+    struct inbox_worker *helpers;
     struct inbox_event *first, **last;
     size_t bytes;
     bool woken;       /* there is something to take */
@@ -57,7 +58,7 @@ struct inbox {
     atomic_uint refs;
 };
 
-struct ask {
+struct dht_request {
     struct inbox *inbox; /* shared */
     atomic_uint refs;
     size_t values, bytes, long_bytes; /* taken so far; guarded by the inbox's lock */
@@ -68,20 +69,20 @@ struct ask {
     void *owner; /* the query or batch that waits for it; NULL: nobody any more */
     size_t index;
     uint64_t started_us;
-    struct ask *older, *newer;
+    struct dht_request *older, *newer;
 };
 
 SKEP_MUST_CHECK skep_status inbox_new(struct inbox **out, struct skep_error *err);
-/* From now on values are dropped and "done" frees its ask at once. Drops what is queued. */
+/* From now on values are dropped and "done" frees its request at once. Drops what is queued. */
 void inbox_close(struct inbox *inbox);
 void inbox_unref(struct inbox *inbox);
 
 /* Two counts: the caller's and OpenDHT's, which the "done" event carries. NULL: memory is short. */
-struct ask *ask_new(struct inbox *inbox);
-void ask_unref(struct ask *ask);
+struct dht_request *dht_request_new(struct inbox *inbox);
+void dht_request_unref(struct dht_request *request);
 
-/* runner_value_fn, runner_reply_fn, runner_done_fn and runner_put_fn; arg is the ask. Values are
- * queued without a word; the end of their reply wakes the directory. Thread: OpenDHT's. */
+/* runner_value_fn, runner_reply_fn, runner_done_fn and runner_put_fn; arg is the request. Values
+ * are queued without a word; the end of their reply wakes the directory. Thread: OpenDHT's. */
 bool inbox_on_value(void *arg, uint64_t value_id, const uint8_t *data, size_t len);
 bool inbox_on_reply(void *arg);
 void inbox_on_done(void *arg, bool ok);
@@ -94,14 +95,14 @@ void inbox_wait(struct inbox *inbox, uint64_t deadline_us);
  * @return owned list: inbox_event_free() each. */
 struct inbox_event *inbox_take(struct inbox *inbox);
 
-void inbox_help_begin(struct inbox *inbox, struct inbox_helper *helper);
+void inbox_help_begin(struct inbox *inbox, struct inbox_worker *helper);
 enum inbox_call { INBOX_WORK, INBOX_FINISHED, INBOX_TIMED_OUT };
 /* Waits until there is work to do, the helper is told that it has finished, or the deadline. */
-enum inbox_call inbox_help_wait(struct inbox *inbox, struct inbox_helper *helper,
+enum inbox_call inbox_help_wait(struct inbox *inbox, struct inbox_worker *helper,
                                 uint64_t deadline_us);
-void inbox_help_finish(struct inbox *inbox, struct inbox_helper *helper);
+void inbox_help_finish(struct inbox *inbox, struct inbox_worker *helper);
 /* Hands on what arrived meanwhile. */
-void inbox_help_end(struct inbox *inbox, struct inbox_helper *helper);
+void inbox_help_end(struct inbox *inbox, struct inbox_worker *helper);
 
 void inbox_event_free(struct inbox_event *event);
 uint64_t inbox_dropped(struct inbox *inbox);

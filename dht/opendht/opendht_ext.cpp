@@ -341,7 +341,7 @@ std::shared_ptr<operation> make_operation(const opendht_ext_calls &calls)
 class listener
 {
   public:
-    listener(void (*h)(void *), void (*r)(void *), void *a) : heard(h), release(r), arg(a)
+    listener(void (*h)(void *), void (*r)(void *), void *a) : notify(h), release(r), arg(a)
     {
     }
     listener(const listener &) = delete;
@@ -352,13 +352,13 @@ class listener
     }
     void ring() const
     {
-        heard(arg);
+        notify(arg);
     }
 
     std::shared_future<size_t> token; /* of the thread that starts and stops the listen */
 
   private:
-    void (*heard)(void *);
+    void (*notify)(void *);
     void (*release)(void *);
     void *arg;
 };
@@ -490,10 +490,10 @@ void opendht_ext_query(dht_runner *runner, const uint8_t key[OPENDHT_EXT_KEY_BYT
 
 struct opendht_ext_listen *opendht_ext_listen_start(dht_runner *runner,
                                                     const uint8_t key[OPENDHT_EXT_KEY_BYTES],
-                                                    void (*heard)(void *), void (*release)(void *),
+                                                    void (*notify)(void *), void (*release)(void *),
                                                     void *arg)
 {
-    listener *l = new (std::nothrow) listener(heard, release, arg);
+    listener *l = new (std::nothrow) listener(notify, release, arg);
     if (l == nullptr) {
         release(arg);
         return nullptr;

@@ -136,15 +136,15 @@ void opendht_ext_query(dht_runner *runner, const uint8_t key[OPENDHT_EXT_KEY_BYT
 struct opendht_ext_listen;
 
 /*
- * Tells of every value of our types that appears or expires under a key. An edit under the same
- * value id is not told.
- * @param heard    may run until the listen has been stopped, and for a moment after.
+ * Notifies about every value of our types that appears or expires under a key, not about edits
+ * under the same value id.
+ * @param notify   may run until the listen has been stopped, and for a moment after.
  * @param release  runs exactly once, as the last, also if it could not be started; frees `arg`.
  * @return owned: opendht_ext_listen_stop(); NULL if it could not be started.
  */
 struct opendht_ext_listen *opendht_ext_listen_start(dht_runner *runner,
                                                     const uint8_t key[OPENDHT_EXT_KEY_BYTES],
-                                                    void (*heard)(void *arg),
+                                                    void (*notify)(void *arg),
                                                     void (*release)(void *arg), void *arg);
 /* Ends and frees it. False, with nothing done: OpenDHT has not begun it yet (it holds that back as
  * it does gets), or cannot end it at all: it gives no token where it has one address family only.

@@ -156,7 +156,7 @@ static struct operation *operation_new(struct runner *runner, bool is_put, runne
  */
 static void say_misdated(struct runner *runner, const uint8_t *key, const uint8_t *data, size_t len)
 {
-    static struct log_gate gate;
+    static struct log_limit gate;
     unsigned long suppressed;
     struct record_misdated misdated;
     char peer[PEER_ID_SHORT_BYTES];
@@ -165,7 +165,7 @@ static void say_misdated(struct runner *runner, const uint8_t *key, const uint8_
     if (!record_is_misdated(data, len, runner->swarm, key, now_s, &misdated))
         return;
     atomic_fetch_add_explicit(&runner->misdated, 1, memory_order_relaxed);
-    if (!log_gate_open(&gate, MISDATED_LOG_MS, &suppressed))
+    if (!log_limit_passes(&gate, MISDATED_LOG_MS, &suppressed))
         return;
     peer_id_short(misdated.peer_id, peer);
     log_warn("DHT: records of peer %s are refused: they %s %lld s %s by our clock, and clocks may "
@@ -392,7 +392,7 @@ void runner_contact(struct runner *runner, const struct address *address)
     opendht_ext_contact(runner->dht, (const struct sockaddr *)&address->sa, address->len);
 }
 
-void runner_hurry(struct runner *runner)
+void runner_check_dubious(struct runner *runner)
 {
     opendht_ext_hurry(runner->dht);
 }

@@ -60,7 +60,7 @@ void runner_contact(struct runner *runner, const struct address *address);
 
 /* For a runner with dubious peers only, for whose answer OpenDHT holds gets and puts back: asks
  * them now rather than at the next round of maintenance, 5 to 25 s later. Does not block. */
-void runner_hurry(struct runner *runner);
+void runner_check_dubious(struct runner *runner);
 
 /* Makes the runner and its neighbours by id known to each other, by a search: they store the same
  * keys, and who does not know of them puts and looks in wrong places. Does not block. */
@@ -139,17 +139,17 @@ void runner_get_short(struct runner *runner, const uint8_t key[static RECORD_KEY
 
 struct runner_listen;
 /*
- * Rings whenever a value of ours appears or expires under a key. An edit under the same value id
- * does not ring, see dht/directory/watch.h. Values that came before may not ring again.
- * @param heard    on OpenDHT's thread, not after runner_unlisten() has returned; must not call
+ * Notifies whenever a value of ours appears or expires under a key, not about edits under the same
+ * value id (see dht/directory/watch.h). It may not notify again about values that came before.
+ * @param notify   on OpenDHT's thread, not after runner_unlisten() has returned; must not call
  * back.
- * @param release  runs exactly once, after the last `heard`, also on failure; frees `arg`.
+ * @param release  runs exactly once, after the last `notify`, also on failure; frees `arg`.
  * @return owned: runner_unlisten() before runner_free(); NULL if it could not be started: memory is
  *         short, or too many keys are listened to (4,096, with those OpenDHT cannot let go of).
  */
 struct runner_listen *runner_listen(struct runner *runner,
                                     const uint8_t key[static RECORD_KEY_BYTES],
-                                    void (*heard)(void *arg), void (*release)(void *arg),
+                                    void (*notify)(void *arg), void (*release)(void *arg),
                                     void *arg);
 void runner_unlisten(struct runner *runner, struct runner_listen *listen); /* NULL is allowed */
 

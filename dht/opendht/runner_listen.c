@@ -1,5 +1,6 @@
 /*
- * Listens. One that was ended stays, deaf, until OpenDHT lets go of it: it cannot end one that it
+ * Listens. One that was ended stays, without a listener, until OpenDHT lets go of it: it cannot end
+ * one that it
  * has not begun yet, and 2.4.12 can never end one of a node with a single address family (the other
  * family's refusal makes it forget the token of the first, and it listens on). So who listens to
  * the same key again gets that one.
@@ -17,8 +18,8 @@ struct runner_listen {
     struct runner_listen *next;        /* in runner->idle, guarded by its lock */
     struct opendht_ext_listen *listen; /* owned */
     uint8_t key[RECORD_KEY_BYTES];
-    pthread_mutex_t lock;     /* guards the rest; held while it rings */
-    void (*heard)(void *arg); /* NULL: deaf */
+    pthread_mutex_t lock;      /* guards the rest; held during notify() */
+    void (*notify)(void *arg); /* NULL: ended */
     void (*release)(void *arg);
     void *arg;
 };
@@ -33,21 +34,21 @@ static void listen_unref(void *arg)
     mem_free(l);
 }
 
-static void on_heard(void *arg)
+static void on_notification(void *arg)
 {
     struct runner_listen *l = arg;
 
     pthread_mutex_lock(&l->lock);
-    if (l->heard != NULL)
-        l->heard(l->arg);
+    if (l->notify != NULL)
+        l->notify(l->arg);
     pthread_mutex_unlock(&l->lock);
 }
 
-static void set_ear(struct runner_listen *l, void (*heard)(void *arg), void (*release)(void *arg),
-                    void *arg)
+static void set_listener(struct runner_listen *l, void (*notify)(void *arg),
+                         void (*release)(void *arg), void *arg)
 {
     pthread_mutex_lock(&l->lock);
-    l->heard = heard;
+    l->notify = notify;
     l->release = release;
     l->arg = arg;
     pthread_mutex_unlock(&l->lock);
@@ -116,7 +117,7 @@ static struct runner_listen *listen_new(struct runner *runner,
         atomic_init(&l->refs, 2);
         pthread_mutex_init(&l->lock, NULL);
         memcpy(l->key, key, sizeof(l->key));
-        l->listen = opendht_ext_listen_start(runner->dht, key, on_heard, listen_unref, l);
+        l->listen = opendht_ext_listen_start(runner->dht, key, on_notification, listen_unref, l);
     }
     if (l != NULL && l->listen != NULL)
         return l;
@@ -130,7 +131,8 @@ static struct runner_listen *listen_new(struct runner *runner,
 
 struct runner_listen *runner_listen(struct runner *runner,
                                     const uint8_t key[static RECORD_KEY_BYTES],
-                                    void (*heard)(void *arg), void (*release)(void *arg), void *arg)
+                                    void (*notify)(void *arg), void (*release)(void *arg),
+                                    void *arg)
 {
     struct runner_listen *l;
 
@@ -141,7 +143,7 @@ struct runner_listen *runner_listen(struct runner *runner,
         release(arg);
         return NULL;
     }
-    set_ear(l, heard, release, arg);
+    set_listener(l, notify, release, arg);
     return l;
 }
 
@@ -151,7 +153,7 @@ void runner_unlisten(struct runner *runner, struct runner_listen *l)
         return;
     void (*release)(void *arg) = l->release;
     void *arg = l->arg;
-    set_ear(l, NULL, NULL, NULL);
+    set_listener(l, NULL, NULL, NULL);
     release(arg);
     pthread_mutex_lock(&runner->lock);
     l->next = runner->idle;

@@ -239,11 +239,11 @@ static void fill(void *arg, struct publisher_round *round)
 /* Not of a round that a shutdown has cut short: nothing is tried again, nothing is wrong. */
 static void log_failed(const struct publisher_round *round)
 {
-    static struct log_gate gate;
+    static struct log_limit gate;
     unsigned long suppressed;
 
     if (round->failed == 0 || round->is_cut || !round->among_peers ||
-        !log_gate_open(&gate, FAILED_LOG_MS, &suppressed))
+        !log_limit_passes(&gate, FAILED_LOG_MS, &suppressed))
         return;
     for (size_t i = 0; i < round->count; i++)
         if (round->declarations[i].outcome != SKEP_OK) {

@@ -40,7 +40,7 @@ struct item {
     size_t first; /* expert: its index; prefix: first member */
     size_t count; /* prefix: members */
     unsigned part, parts;
-    uint64_t told; /* what a root prefix told of all below it, see content_of() */
+    uint64_t notified; /* content_of() a root prefix, as last notified; 0: never */
     struct statement statement;
 };
 
@@ -274,7 +274,7 @@ static skep_status continue_items(struct publication *p, const struct publicatio
             bsearch(&old, sorted, p->item_count, sizeof(struct item *), compare_items);
         if (same == NULL)
             continue;
-        (*same)->told = old->told;
+        (*same)->notified = old->notified;
         (*same)->statement = old->statement;
     }
     mem_free(sorted);
@@ -503,12 +503,12 @@ static void notify(const struct publication *p, struct item *item, bool alive,
     if (item->kind != RECORD_PREFIX || p->members[item->first].prefix != 0)
         return;
     uint64_t content = content_of(p, item, alive, s);
-    if (content == item->told || item->parts >= RECORD_MAX_PARTS)
+    if (content == item->notified || item->parts >= RECORD_MAX_PARTS)
         return;
     struct record *record = publisher_round_next(round);
     if (!fill_record(p, item, false, s, record))
         return;
-    item->told = content;
+    item->notified = content;
     record->prefix.part =
         item->parts + (unsigned)randombytes_uniform(RECORD_MAX_PARTS - item->parts);
     record->prefix.parts = record->prefix.part + 1;
@@ -589,7 +589,7 @@ uint64_t publication_ended(const struct publisher_round *round)
     for (size_t i = 0; i < round->count; i++) {
         struct statement *statement = round->statements[i];
         if (statement != NULL && statement->failed)
-            item_of(statement)->told = 0; /* notifies again when it succeeds */
+            item_of(statement)->notified = 0; /* notifies again when it succeeds */
         if (round->records[i].seq > highest_seq)
             highest_seq = round->records[i].seq;
     }

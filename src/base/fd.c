@@ -12,7 +12,7 @@
 
 int fd_move_high(int fd)
 {
-    static struct log_gate gate;
+    static struct log_limit gate;
     unsigned long suppressed;
 
     if (fd < 0)
@@ -28,7 +28,7 @@ int fd_move_high(int fd)
     }
     int why = errno;
     fcntl(fd, F_SETFD, FD_CLOEXEC);
-    if (!log_gate_open(&gate, 60000, &suppressed))
+    if (!log_limit_passes(&gate, 60000, &suppressed))
         return fd;
     if (why == EINVAL)
         log_warn("open files: the limit is %lu, expected more than %d, so few connections are "

@@ -113,17 +113,17 @@ void log_write(enum skep_log_level level, const char *format, ...)
     pthread_mutex_unlock(&lock);
 }
 
-bool log_gate_open(struct log_gate *gate, unsigned period_ms, unsigned long *suppressed)
+bool log_limit_passes(struct log_limit *limit, unsigned period_ms, unsigned long *suppressed)
 {
     unsigned long long now = clock_mono_us();
-    unsigned long long next = atomic_load(&gate->next_us);
+    unsigned long long next = atomic_load(&limit->next_us);
 
     if (now < next ||
-        !atomic_compare_exchange_strong(&gate->next_us, &next, now + period_ms * 1000ull)) {
-        atomic_fetch_add(&gate->suppressed, 1);
+        !atomic_compare_exchange_strong(&limit->next_us, &next, now + period_ms * 1000ull)) {
+        atomic_fetch_add(&limit->suppressed, 1);
         return false;
     }
-    *suppressed = atomic_exchange(&gate->suppressed, 0);
+    *suppressed = atomic_exchange(&limit->suppressed, 0);
     return true;
 }
 

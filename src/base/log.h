@@ -28,16 +28,16 @@ void log_write(enum skep_log_level level, const char *format, ...) SKEP_PRINTF(2
 
 /*
  * For messages that a peer could provoke without end: true at most once every `period_ms` for this
- * gate; `*suppressed` is then how many were left out since. A gate is a zeroed static.
+ * limit; `*suppressed` is then how many were left out since. A limit is a zeroed static.
  */
-struct log_gate {
+struct log_limit {
     _Atomic unsigned long long next_us;
     _Atomic unsigned long suppressed;
 };
-bool log_gate_open(struct log_gate *gate, unsigned period_ms, unsigned long *suppressed);
+bool log_limit_passes(struct log_limit *limit, unsigned period_ms, unsigned long *suppressed);
 
 enum { LOG_LEFT_OUT_BYTES = 128 };
-/* What a line says of those left out before it; "" of none. A gate serves events whose reasons
+/* What a line says of those left out before it; "" of none. A limit serves events whose reasons
  * differ, so the text does not claim that they were alike.
  * @param things  what they were about, plural. @return out. */
 const char *log_left_out(unsigned long count, const char *things,

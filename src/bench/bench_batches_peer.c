@@ -88,7 +88,7 @@ struct wait {
 };
 
 /* One ask, of a bare put or get. */
-struct ask {
+struct dht_request {
     struct wait *wait;
     bool answered;
 };
@@ -106,7 +106,7 @@ static void wait_fini(struct wait *w)
 }
 
 /* The first word on an ask; with the lock held. */
-static void answer(struct ask *a, bool good)
+static void answer(struct dht_request *a, bool good)
 {
     if (a->answered)
         return;
@@ -117,7 +117,7 @@ static void answer(struct ask *a, bool good)
 
 static void on_ended(void *arg, bool ok)
 {
-    struct ask *a = arg;
+    struct dht_request *a = arg;
 
     pthread_mutex_lock(&a->wait->lock);
     answer(a, ok);
@@ -135,7 +135,7 @@ static void on_get_ended(void *arg, bool ok)
 
 static bool on_value(void *arg, uint64_t value_id, const uint8_t *data, size_t len)
 {
-    struct ask *a = arg;
+    struct dht_request *a = arg;
 
     (void)value_id;
     (void)data;
@@ -261,7 +261,7 @@ static skep_status bare_put(struct batch *b, struct skep_error *err)
     struct publication *publication = NULL;
     struct publisher_round round;
     struct bytes *encoded = NULL;
-    struct ask *asks = NULL;
+    struct dht_request *asks = NULL;
     struct wait w;
     skep_status rc = fill_round(b, &publication, &round, err);
 
@@ -339,7 +339,7 @@ static skep_status get(struct batch *b, struct skep_error *err)
 
 static skep_status bare_get(struct batch *b, struct skep_error *err)
 {
-    struct ask *asks = mem_calloc(b->count, sizeof(*asks));
+    struct dht_request *asks = mem_calloc(b->count, sizeof(*asks));
     uint8_t key[RECORD_KEY_BYTES];
     struct wait w;
 

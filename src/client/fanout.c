@@ -9,7 +9,7 @@
 #include "base/tensor.h"
 #include "base/thread.h"
 
-struct fanout_gate {
+struct fanout_shared {
     atomic_uint refs;     /* the fanout's, and one for each job */
     pthread_mutex_t lock; /* guards all jobs; taken before any lock of a call */
     pthread_cond_t changed;
@@ -20,10 +20,10 @@ struct fanout_gate {
 /* What a call under way needs, however long it takes. */
 struct fanout_job {
     atomic_uint refs; /* the fanout's and the call's */
-    struct fanout_gate *gate;
+    struct fanout_shared *shared;
     DLManagedTensor *inputs[2];
     size_t rows;
-    /* Guarded by the gate's lock: */
+    /* Guarded by shared->lock: */
     struct skep_call *call; /* NULL before the start and after the end */
     bool ended, checked;
     struct skep_error error;
@@ -32,13 +32,13 @@ struct fanout_job {
     char peer_id[PEER_ID_HEX_BYTES]; /* "" if unknown */
 };
 
-static void gate_unref(struct fanout_gate *gate)
+static void shared_unref(struct fanout_shared *shared)
 {
-    if (atomic_fetch_sub_explicit(&gate->refs, 1, memory_order_acq_rel) != 1)
+    if (atomic_fetch_sub_explicit(&shared->refs, 1, memory_order_acq_rel) != 1)
         return;
-    pthread_cond_destroy(&gate->changed);
-    pthread_mutex_destroy(&gate->lock);
-    mem_free(gate);
+    pthread_cond_destroy(&shared->changed);
+    pthread_mutex_destroy(&shared->lock);
+    mem_free(shared);
 }
 
 static void job_unref(struct fanout_job *job)
@@ -49,7 +49,7 @@ static void job_unref(struct fanout_job *job)
         skep_tensor_free(job->outputs[i]);
     skep_tensor_free(job->inputs[0]);
     skep_tensor_free(job->inputs[1]);
-    gate_unref(job->gate);
+    shared_unref(job->shared);
     mem_free(job);
 }
 
@@ -58,16 +58,16 @@ skep_status fanout_init(struct fanout *f, struct skep_client *client, size_t cou
 {
     *f = (struct fanout){.client = client, .count = count};
     f->calls = mem_calloc(count + 1, sizeof(*f->calls));
-    f->gate = mem_calloc(1, sizeof(*f->gate));
-    if (f->calls == NULL || f->gate == NULL) {
+    f->shared = mem_calloc(1, sizeof(*f->shared));
+    if (f->calls == NULL || f->shared == NULL) {
         mem_free(f->calls);
-        mem_free(f->gate);
+        mem_free(f->shared);
         *f = (struct fanout){0};
         return error_no_memory(err, "calls", count * sizeof(*f->calls));
     }
-    atomic_init(&f->gate->refs, 1);
-    pthread_mutex_init(&f->gate->lock, NULL);
-    cond_init(&f->gate->changed);
+    atomic_init(&f->shared->refs, 1);
+    pthread_mutex_init(&f->shared->lock, NULL);
+    cond_init(&f->shared->changed);
     return SKEP_OK;
 }
 
@@ -91,16 +91,16 @@ static void on_ended(struct skep_call *call, void *arg)
 {
     struct fanout_job *job = arg;
 
-    pthread_mutex_lock(&job->gate->lock);
+    pthread_mutex_lock(&job->shared->lock);
     if (skep_call_result(call, job->outputs, MESSAGE_MAX_TENSORS, &job->output_count,
                          &job->error) == SKEP_OK)
         job->error = (struct skep_error){0};
     memcpy(job->peer_id, skep_call_peer_id(call), sizeof(job->peer_id));
     job->ended = true;
     job->call = NULL;
-    job->gate->open--;
-    pthread_cond_signal(&job->gate->changed);
-    pthread_mutex_unlock(&job->gate->lock);
+    job->shared->open--;
+    pthread_cond_signal(&job->shared->changed);
+    pthread_mutex_unlock(&job->shared->lock);
     skep_call_free(call);
     job_unref(job);
 }
@@ -109,10 +109,10 @@ static void on_searching(void *arg)
 {
     struct fanout_job *job = arg;
 
-    pthread_mutex_lock(&job->gate->lock);
-    job->gate->searched = true;
-    pthread_cond_signal(&job->gate->changed);
-    pthread_mutex_unlock(&job->gate->lock);
+    pthread_mutex_lock(&job->shared->lock);
+    job->shared->searched = true;
+    pthread_cond_signal(&job->shared->changed);
+    pthread_mutex_unlock(&job->shared->lock);
 }
 
 /* ---- starting */
@@ -124,8 +124,8 @@ static struct fanout_job *job_new(struct fanout *f, struct fanout_call *c)
     if (job == NULL)
         return NULL;
     atomic_init(&job->refs, 1);
-    job->gate = f->gate;
-    atomic_fetch_add_explicit(&f->gate->refs, 1, memory_order_relaxed);
+    job->shared = f->shared;
+    atomic_fetch_add_explicit(&f->shared->refs, 1, memory_order_relaxed);
     job->inputs[0] = c->inputs[0];
     job->inputs[1] = c->inputs[1];
     job->rows = (size_t)c->inputs[0]->dl_tensor.shape[0];
@@ -162,9 +162,9 @@ static skep_status start_call(struct fanout_call *c, const struct fanout_manner 
         request.tensor_count++;
         request.gradient_count = 1;
     }
-    pthread_mutex_lock(&job->gate->lock);
-    job->gate->open++;
-    pthread_mutex_unlock(&job->gate->lock);
+    pthread_mutex_lock(&job->shared->lock);
+    job->shared->open++;
+    pthread_mutex_unlock(&job->shared->lock);
     atomic_fetch_add_explicit(&job->refs, 1, memory_order_relaxed);
     return call_start(c->expert, &request, on_ended, job, &job->call, err);
 }
@@ -189,11 +189,11 @@ void fanout_start(struct fanout *f, size_t first, const struct fanout_manner *ma
         struct skep_error err = {0};
         if (start_call(c, manner, deadline_us, &err) == SKEP_OK)
             continue;
-        pthread_mutex_lock(&f->gate->lock);
+        pthread_mutex_lock(&f->shared->lock);
         c->job->error = err;
         c->job->ended = true;
-        f->gate->open--;
-        pthread_mutex_unlock(&f->gate->lock);
+        f->shared->open--;
+        pthread_mutex_unlock(&f->shared->lock);
         job_unref(c->job); /* the reference of the call that never was */
     }
 }
@@ -247,7 +247,7 @@ static void judge_node(struct fanout *f, const struct fanout_call *c, bool good)
     pthread_mutex_unlock(&f->client->lock);
 }
 
-/* Looks at an answer, and judges its node by it. With the gate's lock held, which is let go while
+/* Looks at an answer, and judges its node by it. With the shared's lock held, which is let go while
  * numbers are looked at: the client's I/O thread takes it for each call that ends. What a job that
  * has ended holds is this thread's alone. */
 static void check_answer(struct fanout *f, struct fanout_call *c, const struct fanout_expect *e)
@@ -258,10 +258,10 @@ static void check_answer(struct fanout *f, struct fanout_call *c, const struct f
     job->checked = true;
     if (job->error.status != SKEP_OK)
         return;
-    pthread_mutex_unlock(&f->gate->lock);
+    pthread_mutex_unlock(&f->shared->lock);
     bool good = refuse_answer(c, e, &err) == SKEP_OK;
     judge_node(f, c, good);
-    pthread_mutex_lock(&f->gate->lock);
+    pthread_mutex_lock(&f->shared->lock);
     if (!good)
         job->error = err;
 }
@@ -352,7 +352,7 @@ static bool only_search(const struct fanout *f)
 {
     struct skep_error why;
 
-    if (!f->gate->searched)
+    if (!f->shared->searched)
         return false;
     for (size_t i = 0; i < f->count; i++) {
         const struct fanout_job *job = f->calls[i].job;
@@ -395,11 +395,11 @@ bool fanout_wait(struct fanout *f, struct fanout_policy *p, const struct fanout_
     uint64_t until_us = p->deadline_us;
     bool enough = false, wanting;
 
-    pthread_mutex_lock(&f->gate->lock);
+    pthread_mutex_lock(&f->shared->lock);
     for (;;) {
         check_answers(f, expect);
         wanting = is_wanting(f, p);
-        if (wanting || f->gate->open == 0 || (only_search(f) && is_enough(f, p)))
+        if (wanting || f->shared->open == 0 || (only_search(f) && is_enough(f, p)))
             break;
         if (!enough && p->after_k_min_ms > 0 && is_enough(f, p)) {
             uint64_t after_us = clock_deadline_us(p->after_k_min_ms);
@@ -408,7 +408,7 @@ bool fanout_wait(struct fanout *f, struct fanout_policy *p, const struct fanout_
         }
         bool impatient_later =
             p->wants != NULL && p->impatient_us < until_us && clock_mono_us() < p->impatient_us;
-        if (!cond_wait_until(&f->gate->changed, &f->gate->lock,
+        if (!cond_wait_until(&f->shared->changed, &f->shared->lock,
                              impatient_later ? p->impatient_us : until_us) &&
             clock_mono_us() >= until_us)
             break;
@@ -418,7 +418,7 @@ bool fanout_wait(struct fanout *f, struct fanout_policy *p, const struct fanout_
         for (size_t i = 0; i < f->count; i++)
             take_result(&f->calls[i]);
     }
-    pthread_mutex_unlock(&f->gate->lock);
+    pthread_mutex_unlock(&f->shared->lock);
     return !wanting;
 }
 
@@ -426,10 +426,10 @@ bool fanout_is_good(const struct fanout *f, size_t call, bool *open)
 {
     const struct fanout_job *job = f->calls[call].job;
 
-    pthread_mutex_lock(&f->gate->lock);
+    pthread_mutex_lock(&f->shared->lock);
     bool good = job != NULL && job->ended && job->checked && job->error.status == SKEP_OK;
     *open = job != NULL && !job->ended;
-    pthread_mutex_unlock(&f->gate->lock);
+    pthread_mutex_unlock(&f->shared->lock);
     return good;
 }
 
@@ -445,6 +445,6 @@ void fanout_fini(struct fanout *f)
         job_unref(c->job);
     }
     mem_free(f->calls);
-    gate_unref(f->gate);
+    shared_unref(f->shared);
     *f = (struct fanout){0};
 }

@@ -8,7 +8,7 @@
 
 #include "client/client_internal.h"
 
-struct fanout_gate; /* what calls and the waiting thread share */
+struct fanout_shared; /* what calls and the waiting thread share */
 
 /* One call. Zeroed, then experts and tensors filled in, before fanout_start(). */
 struct fanout_call {
@@ -27,7 +27,7 @@ struct fanout_call {
 
 struct fanout {
     struct skep_client *client;
-    struct fanout_gate *gate;
+    struct fanout_shared *shared;
     struct fanout_call *calls; /* owned */
     size_t count;
 };

@@ -290,7 +290,7 @@ skep_status expert_new(const struct skep_expert_options *options, struct expert 
     *out = NULL;
     if (e == NULL)
         return error_no_memory(err, "expert", sizeof(*e));
-    snapshot_gate_init(&e->gate);
+    snapshot_lock_init(&e->gate);
     o = &e->settings.options;
     skep_status rc = expert_settings_init(&e->settings, options, err);
     if (rc == SKEP_OK)
@@ -325,7 +325,7 @@ void expert_free(struct expert *expert)
 {
     if (expert == NULL)
         return;
-    snapshot_gate_fini(&expert->gate);
+    snapshot_lock_fini(&expert->gate);
     optimizer_fini(&expert->optimizer);
     half_fini(&expert->half);
     release_plan(expert);

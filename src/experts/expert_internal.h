@@ -23,7 +23,7 @@ struct expert {
     struct half half; /* copies of the matrices; zeroed in float32 */
     bool is_half;
     struct optimizer optimizer;
-    struct snapshot_gate gate; /* guards values and the optimizer's arrays against copies */
+    struct snapshot_lock gate; /* guards values and the optimizer's arrays against copies */
     /* What its class has listed last, if it owns the state. */
     const struct skep_named_tensor *saved;
     size_t saved_count;

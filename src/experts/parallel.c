@@ -221,7 +221,7 @@ static unsigned threads_left(void)
 
 unsigned parallel_team_check(void)
 {
-    static struct log_gate gate;
+    static struct log_limit gate;
     unsigned long suppressed;
     struct skep_error err;
     uint64_t now = clock_mono_us();
@@ -241,7 +241,7 @@ unsigned parallel_team_check(void)
         form_team(team.wanted);
         return team.size;
     }
-    if (log_gate_open(&gate, WARN_PERIOD_MS, &suppressed))
+    if (log_limit_passes(&gate, WARN_PERIOD_MS, &suppressed))
         log_warn("compute: %u of %u threads are left, goes on with these: %s", left, team.wanted,
                  err.message);
     /* One that was let go just now may still be seen. So alone at first: that starts no loop, and

@@ -12,14 +12,14 @@
  * that the taker, maybe preempted, has in hand. */
 enum { PIECE_BYTES = 1 << 20 };
 
-void snapshot_gate_init(struct snapshot_gate *gate)
+void snapshot_lock_init(struct snapshot_lock *gate)
 {
-    *gate = (struct snapshot_gate){0};
+    *gate = (struct snapshot_lock){0};
     pthread_mutex_init(&gate->lock, NULL);
     cond_init(&gate->changed);
 }
 
-void snapshot_gate_fini(struct snapshot_gate *gate)
+void snapshot_lock_fini(struct snapshot_lock *gate)
 {
     assert(!gate->is_wanted && !gate->is_writing);
     pthread_cond_destroy(&gate->changed);
@@ -27,7 +27,7 @@ void snapshot_gate_fini(struct snapshot_gate *gate)
 }
 
 /* The next piece; false if none is left. The lock is held. */
-static bool next_piece(struct snapshot_gate *gate, struct snapshot_part *piece)
+static bool next_piece(struct snapshot_lock *gate, struct snapshot_part *piece)
 {
     while (gate->part < gate->part_count && gate->offset == gate->parts[gate->part].bytes) {
         gate->part++;
@@ -47,7 +47,7 @@ static bool next_piece(struct snapshot_gate *gate, struct snapshot_part *piece)
 }
 
 /* Copies until all is copied, by this thread or another. The lock is held, and released to copy. */
-static void finish_copy(struct snapshot_gate *gate)
+static void finish_copy(struct snapshot_lock *gate)
 {
     const uint64_t number = gate->number;
     struct snapshot_part piece;
@@ -71,7 +71,7 @@ static void finish_copy(struct snapshot_gate *gate)
     pthread_cond_broadcast(&gate->changed);
 }
 
-skep_status snapshot_take(struct snapshot_gate *gate, const struct snapshot_part *parts,
+skep_status snapshot_take(struct snapshot_lock *gate, const struct snapshot_part *parts,
                           size_t count, void (*begin)(void *arg), void *arg, uint64_t deadline_us,
                           struct skep_error *err)
 {
@@ -100,7 +100,7 @@ skep_status snapshot_take(struct snapshot_gate *gate, const struct snapshot_part
     return rc;
 }
 
-void snapshot_write_begin(struct snapshot_gate *gate)
+void snapshot_write_begin(struct snapshot_lock *gate)
 {
     pthread_mutex_lock(&gate->lock);
     if (gate->is_wanted) {
@@ -116,7 +116,7 @@ void snapshot_write_begin(struct snapshot_gate *gate)
     pthread_mutex_unlock(&gate->lock);
 }
 
-void snapshot_write_end(struct snapshot_gate *gate)
+void snapshot_write_end(struct snapshot_lock *gate)
 {
     pthread_mutex_lock(&gate->lock);
     gate->is_writing = false;
@@ -124,7 +124,7 @@ void snapshot_write_end(struct snapshot_gate *gate)
     pthread_mutex_unlock(&gate->lock);
 }
 
-uint64_t snapshot_longest_wait_us(struct snapshot_gate *gate)
+uint64_t snapshot_longest_wait_us(struct snapshot_lock *gate)
 {
     pthread_mutex_lock(&gate->lock);
     uint64_t longest = gate->longest_wait_us;

@@ -22,7 +22,7 @@ struct snapshot_part {
     size_t bytes;
 };
 
-struct snapshot_gate {
+struct snapshot_lock {
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t changed;
     bool is_writing;
@@ -38,8 +38,8 @@ struct snapshot_gate {
     uint64_t longest_wait_us; /* of a writer */
 };
 
-void snapshot_gate_init(struct snapshot_gate *gate);
-void snapshot_gate_fini(struct snapshot_gate *gate);
+void snapshot_lock_init(struct snapshot_lock *lock);
+void snapshot_lock_fini(struct snapshot_lock *lock);
 
 /*
  * Copies all parts as they are at one moment between two writes.
@@ -47,16 +47,16 @@ void snapshot_gate_fini(struct snapshot_gate *gate);
  *               for counters that belong to the arrays.
  * @return SKEP_DEADLINE_EXCEEDED if a write under way does not end in time.
  */
-SKEP_MUST_CHECK skep_status snapshot_take(struct snapshot_gate *gate,
+SKEP_MUST_CHECK skep_status snapshot_take(struct snapshot_lock *lock,
                                           const struct snapshot_part *parts, size_t count,
                                           void (*begin)(void *arg), void *arg, uint64_t deadline_us,
                                           struct skep_error *err);
 
 /* Around every write to the arrays. */
-void snapshot_write_begin(struct snapshot_gate *gate);
-void snapshot_write_end(struct snapshot_gate *gate);
+void snapshot_write_begin(struct snapshot_lock *lock);
+void snapshot_write_end(struct snapshot_lock *lock);
 
 /* The longest that a write has waited for a copy, in microseconds. */
-uint64_t snapshot_longest_wait_us(struct snapshot_gate *gate);
+uint64_t snapshot_longest_wait_us(struct snapshot_lock *lock);
 
 #endif

@@ -75,7 +75,7 @@ static void leave(struct loop *loop)
     pthread_mutex_unlock(&loop->turn);
 }
 
-bool loop_borrow(struct loop *loop, struct loop_loan *loan)
+bool loop_take_over(struct loop *loop, struct loop_takeover *takeover)
 {
     pthread_mutex_lock(&loop->lock);
     bool idle = loop->asleep && loop->first == NULL;
@@ -83,14 +83,14 @@ bool loop_borrow(struct loop *loop, struct loop_loan *loan)
     /* It may wake, and sleep again, in between: what counts is who has the turn. */
     if (!idle || pthread_mutex_trylock(&loop->turn) != 0)
         return false;
-    loan->own = current; /* the borrower may be another loop's thread */
+    takeover->own = current; /* the other thread may be another loop's thread */
     current = loop;
     return true;
 }
 
-void loop_give_back(struct loop *loop, struct loop_loan *loan, bool wake)
+void loop_give_back(struct loop *loop, struct loop_takeover *takeover, bool wake)
 {
-    current = loan->own;
+    current = takeover->own;
     pthread_mutex_unlock(&loop->turn);
     if (wake)
         uv_async_send(&loop->wake);

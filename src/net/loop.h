@@ -58,22 +58,23 @@ void loop_remove_hook(struct loop *loop, struct loop_hook *hook);
 /* Runs fn on the loop's thread and waits for its end. Not from the loop's own thread. */
 void loop_call(struct loop *loop, void (*fn)(void *arg), void *arg);
 /*
- * Borrowing: another thread does a small piece of the loop's work itself while the loop sleeps,
- * which saves the loop's wake-up where every microsecond counts. While a loan lasts the loop's
- * thread waits, and loop_is_own_thread() is true for the borrower, who must not touch libuv and
+ * Taking over: another thread does a small piece of the loop's work itself while the loop sleeps,
+ * which saves the loop's wake-up where every microsecond counts. While a takeover lasts the loop's
+ * thread waits, and loop_is_own_thread() is true for the other thread, who must not touch libuv and
  * must not block.
  *
  * So that this excludes each other, every callback that libuv runs from its poll (of a uv_poll_t,
  * of a request) begins with loop_enter(). Timers, jobs and hooks need not.
  */
-struct loop_loan {
-    const struct loop *own; /* the loop whose thread the borrower is, or NULL */
+struct loop_takeover {
+    const struct loop *own; /* the loop whose thread the other thread is, or NULL */
 };
 void loop_enter(struct loop *loop);
-/* @return false if the loop is awake or has jobs: nothing is borrowed then. Not from its thread. */
-bool loop_borrow(struct loop *loop, struct loop_loan *loan);
+/* @return false if the loop is awake or has jobs: the caller takes nothing over then. Not from its
+ * thread. */
+bool loop_take_over(struct loop *loop, struct loop_takeover *takeover);
 /* @param wake  something is left for the loop's thread to do. */
-void loop_give_back(struct loop *loop, struct loop_loan *loan, bool wake);
+void loop_give_back(struct loop *loop, struct loop_takeover *takeover, bool wake);
 bool loop_is_own_thread(const struct loop *loop);
 uv_loop_t *loop_uv(struct loop *loop); /* for use on its thread only */
 /* All handles must have been closed by their owners (or be closing); requests under way are waited

@@ -68,7 +68,7 @@ void peer_clocks_note(const uint8_t peer_id[static PEER_ID_BYTES], uint64_t peer
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static struct peer_clocks clocks; /* guarded by it */
-    static struct log_gate gate;
+    static struct log_limit gate;
     unsigned long suppressed;
     char peer[PEER_ID_SHORT_BYTES];
 
@@ -79,7 +79,7 @@ void peer_clocks_note(const uint8_t peer_id[static PEER_ID_BYTES], uint64_t peer
     enum peer_clocks_result result = peer_clocks_saw(&clocks, peer_id, &ahead_ms);
     size_t count = clocks.count;
     pthread_mutex_unlock(&lock);
-    if (result == PEER_CLOCKS_FINE || !log_gate_open(&gate, LOG_MS, &suppressed))
+    if (result == PEER_CLOCKS_FINE || !log_limit_passes(&gate, LOG_MS, &suppressed))
         return;
     long long by_s = (ahead_ms < 0 ? -ahead_ms : ahead_ms) / 1000;
     peer_id_short(peer_id, peer);

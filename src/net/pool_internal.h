@@ -95,7 +95,7 @@ struct link {
     uint64_t due_us;           /* of the next look */
     uint64_t acknowledged;     /* conn_acknowledged() at the last look */
     bool backlogged;           /* and whether more was waiting then */
-    bool excused;              /* this PING got more time, because this process was held up */
+    bool ping_extended;        /* this PING got more time, because this process was held up */
     bool silent;               /* the PING has been unanswered for too long */
 };
 

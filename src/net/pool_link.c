@@ -163,7 +163,7 @@ static void ask_if_alive(struct link *link, uint64_t now)
     is_moving(link); /* what there is before the PING */
     link->backlogged = link->backlogged || session_backlog(link->conn.session) > 0;
     link->asked_us = now;
-    link->excused = false;
+    link->ping_extended = false;
     session_ping(link->conn.session, now);
     look_again(link, now + silence_us(link));
 }
@@ -173,8 +173,8 @@ static void judge_silence(struct link *link, uint64_t now)
     struct peer *peer = link->peer;
     bool held_up = now - link->due_us > SILENCE_LEAST_MS * 1000 / 2;
 
-    if (is_moving(link) || (held_up && !link->excused)) {
-        link->excused = link->excused || held_up;
+    if (is_moving(link) || (held_up && !link->ping_extended)) {
+        link->ping_extended = link->ping_extended || held_up;
         look_again(link, now + silence_us(link));
     } else if (!link->silent) {
         link->silent = true;

@@ -451,13 +451,13 @@ static bool answer_directly(struct server_call *call, const struct skep_error *e
                             const struct bytes *result, DLManagedTensor **tensors, size_t count)
 {
     struct loop *loop = call->io->loop;
-    struct loop_loan loan;
+    struct loop_takeover takeover;
 
-    if (!loop_borrow(loop, &loan))
+    if (!loop_take_over(loop, &takeover))
         return false;
     struct conn *conn = answer(call, err, result, tensors, count);
     bool settled = conn == NULL || conn_send_borrowed(conn);
-    loop_give_back(loop, &loan, !settled);
+    loop_give_back(loop, &takeover, !settled);
     return true;
 }
 

@@ -75,7 +75,7 @@ struct server {
     _Atomic unsigned idle_waiters;
     pthread_mutex_t idle_lock; /* guards nothing but the wait on idle_changed */
     pthread_cond_t idle_changed;
-    struct log_gate full_gate, address_gate, descriptor_gate, handshake_gate, protocol_gate;
+    struct log_limit full_gate, address_gate, descriptor_gate, handshake_gate, protocol_gate;
 };
 
 /* Adds to a counter that one thread writes. */

@@ -32,13 +32,13 @@ static void remote_text(const struct address *a, char text[static ENDPOINT_TEXT_
 }
 
 /* Says why a connection is not taken or was dropped, seldom enough that no log can be flooded. */
-static void log_seldom(struct log_gate *gate, const struct address *remote, const char *what)
+static void log_seldom(struct log_limit *gate, const struct address *remote, const char *what)
 {
     unsigned long left_out;
     char text[ENDPOINT_TEXT_BYTES] = "a connection";
     char others[LOG_LEFT_OUT_BYTES];
 
-    if (!log_gate_open(gate, LOG_PERIOD_MS, &left_out))
+    if (!log_limit_passes(gate, LOG_PERIOD_MS, &left_out))
         return;
     if (remote != NULL)
         remote_text(remote, text);
@@ -210,7 +210,7 @@ static struct server_conn *oldest_silent(struct server_io *io, const struct addr
 }
 
 /* Ends such a connection. @param limit  what is used up. */
-static bool make_room(struct server_io *io, const struct address *of, struct log_gate *gate,
+static bool make_room(struct server_io *io, const struct address *of, struct log_limit *gate,
                       const char *limit)
 {
     struct server_conn *c = oldest_silent(io, of);

@@ -7,7 +7,7 @@
 #include "base/thread.h"
 #include "tracker/client.h"
 
-struct ask {
+struct dht_request {
     struct tracker_client_config config;
     const struct bytes *message;
     uint64_t deadline_us;
@@ -22,7 +22,7 @@ struct ask {
     bool done;
 };
 
-static void finish(struct ask *ask)
+static void finish(struct dht_request *ask)
 {
     pthread_mutex_lock(&ask->lock);
     ask->done = true;
@@ -32,7 +32,7 @@ static void finish(struct ask *ask)
 
 static void on_closed(void *arg, const struct skep_error *why)
 {
-    struct ask *ask = arg;
+    struct dht_request *ask = arg;
 
     if (ask->never_called) {
         ask->failure = *why;
@@ -43,7 +43,7 @@ static void on_closed(void *arg, const struct skep_error *why)
 
 static void on_reply(void *arg, const json_t *reply, const struct skep_error *err)
 {
-    struct ask *ask = arg;
+    struct dht_request *ask = arg;
 
     if (reply != NULL) {
         ask->reply = json_deep_copy(reply);
@@ -58,7 +58,7 @@ static void on_reply(void *arg, const json_t *reply, const struct skep_error *er
 
 static void begin(void *arg)
 {
-    struct ask *ask = arg;
+    struct dht_request *ask = arg;
 
     ask->rc = tracker_client_open(&ask->config, &ask->client, &ask->failure);
     if (ask->rc != SKEP_OK) {
@@ -75,7 +75,7 @@ static void begin(void *arg)
 skep_status tracker_ask(const struct endpoint *tracker, const struct bytes *message,
                         uint64_t deadline_us, json_t **reply, struct skep_error *err)
 {
-    struct ask ask = {.message = message, .deadline_us = deadline_us};
+    struct dht_request ask = {.message = message, .deadline_us = deadline_us};
     uint64_t left = clock_left_ms(deadline_us);
     struct loop *loop;
 

@@ -43,7 +43,7 @@ static void enter_list(struct tracker_server *server, struct tracker_conn *conn)
     list_append(&server->conns, &conn->in_conns);
     conn->silent = true;
     conn->accepted_us = clock_mono_us();
-    list_append(&server->silent_conns, &conn->in_silent);
+    list_append(&server->unidentified_conns, &conn->in_silent);
     server->counters.connections_open++;
 }
 
@@ -52,7 +52,7 @@ static void leave_silent(struct tracker_conn *conn)
     if (!conn->silent)
         return;
     conn->silent = false;
-    list_remove(&conn->server->silent_conns, &conn->in_silent);
+    list_remove(&conn->server->unidentified_conns, &conn->in_silent);
 }
 
 static void leave_list(struct tracker_server *server, struct tracker_conn *conn)
@@ -62,12 +62,12 @@ static void leave_list(struct tracker_server *server, struct tracker_conn *conn)
     server->counters.connections_open--;
 }
 
-void tracker_log_seldom(struct log_gate *gate, const struct tracker_conn *conn, const char *what)
+void tracker_log_seldom(struct log_limit *gate, const struct tracker_conn *conn, const char *what)
 {
     unsigned long left_out;
     char others[LOG_LEFT_OUT_BYTES];
 
-    if (!log_gate_open(gate, LOG_PERIOD_MS, &left_out))
+    if (!log_limit_passes(gate, LOG_PERIOD_MS, &left_out))
         return;
     log_warn("tracker: %s port %u: %s%s", conn->host, (unsigned)conn->port, what,
              log_left_out(left_out, "connections", others));
@@ -240,7 +240,7 @@ void tracker_conn_close(struct tracker_conn *conn)
 bool tracker_make_room(struct tracker_server *server, const char *why)
 {
     struct tracker_conn *conn =
-        LIST_HOLDER(server->silent_conns.first, struct tracker_conn, in_silent);
+        LIST_HOLDER(server->unidentified_conns.first, struct tracker_conn, in_silent);
     char what[128];
 
     if (conn == NULL ||

@@ -107,15 +107,15 @@ struct tracker_server {
     uint64_t armed_us;
     struct deadline_heap deadlines;
     struct linked_list conns, dirty;
-    struct linked_list silent_conns; /* of conns: those that have not sent the magic number */
-    struct hash_table addresses;     /* of connections */
-    uint8_t *receive_buffer;         /* owned */
+    struct linked_list unidentified_conns; /* of conns: those that have not sent the magic number */
+    struct hash_table addresses;           /* of connections */
+    uint8_t *receive_buffer;               /* owned */
     size_t info_bytes;
     bool handles_open;
     bool ending; /* all connections are being closed: nothing is handed out anew */
     struct tracker_server_counters counters;
     struct tracker_server_counters at_report; /* as they were when last logged */
-    struct log_gate refused_gate, protocol_gate;
+    struct log_limit refused_gate, protocol_gate;
 
     pthread_mutex_t lock; /* guards state */
     pthread_cond_t changed;
@@ -158,7 +158,7 @@ void tracker_arm_timer(struct tracker_server *server);
 /* Closes connections whose time is up. */
 void tracker_run_deadlines(struct tracker_server *server, uint64_t now_us);
 /* A warning about one connection, of which a log gets few: strangers can provoke it. */
-void tracker_log_seldom(struct log_gate *gate, const struct tracker_conn *conn, const char *what);
+void tracker_log_seldom(struct log_limit *gate, const struct tracker_conn *conn, const char *what);
 /* Where in all that it is sent the bytes end that are to be sent so far. */
 uint64_t tracker_conn_mark(const struct tracker_conn *conn);
 /* Notes which answers its other end has. */

@@ -393,11 +393,11 @@ static void count_shared(struct loop_job *job)
         loop_post(s->loop, &s->job);
 }
 
-static bool borrow_in_time(struct loop *loop, struct loop_loan *loan)
+static bool borrow_in_time(struct loop *loop, struct loop_takeover *takeover)
 {
     uint64_t deadline = clock_deadline_us(20000);
 
-    while (!loop_borrow(loop, loan))
+    while (!loop_take_over(loop, takeover))
         if (clock_mono_us() > deadline)
             return false;
     return true;
@@ -408,22 +408,22 @@ static void borrower_and_loop_exclude_each_other(void **state)
     (void)state;
     enum { ROUNDS = 500, JOBS = 20 };
     struct shared_count s = {.job.run = count_shared};
-    struct loop_loan loan;
+    struct loop_takeover takeover;
 
     assert_int_equal(loop_new("test-loop", &s.loop, NULL), SKEP_OK);
     for (int i = 0; i < ROUNDS; i++) {
-        assert_true(borrow_in_time(s.loop, &loan));
+        assert_true(borrow_in_time(s.loop, &takeover));
         assert_true(loop_is_own_thread(s.loop));
         s.count++;
         s.left = JOBS;
         loop_post(s.loop, &s.job); /* wakes the loop, which has to wait for its turn */
         s.count++;
-        loop_give_back(s.loop, &loan, false);
+        loop_give_back(s.loop, &takeover, false);
         assert_false(loop_is_own_thread(s.loop));
     }
-    assert_true(borrow_in_time(s.loop, &loan)); /* only when no job is left */
+    assert_true(borrow_in_time(s.loop, &takeover)); /* only when no job is left */
     assert_int_equal(s.count, ROUNDS * (JOBS + 2));
-    loop_give_back(s.loop, &loan, true);
+    loop_give_back(s.loop, &takeover, true);
     loop_free(s.loop);
 }
 
@@ -436,11 +436,11 @@ struct attempt {
 static void try_to_borrow(void *arg)
 {
     struct attempt *a = arg;
-    struct loop_loan loan;
+    struct loop_takeover takeover;
 
-    a->borrowed = loop_borrow(a->loop, &loan);
+    a->borrowed = loop_take_over(a->loop, &takeover);
     if (a->borrowed)
-        loop_give_back(a->loop, &loan, false);
+        loop_give_back(a->loop, &takeover, false);
 }
 
 static void try_from_a_thread(void *arg)

@@ -10,7 +10,7 @@
 enum { WORDS = 1 << 20, PART_WORDS = WORDS / 2, COPIES = 40 };
 
 struct shared {
-    struct snapshot_gate gate;
+    struct snapshot_lock gate;
     uint32_t *words; /* all equal between two writes */
     uint32_t version;
     atomic_bool stop;
@@ -55,7 +55,7 @@ static void copies_are_of_one_moment(void **state)
     bool torn = false;
     bool wrong_moment = false;
 
-    snapshot_gate_init(&s.gate);
+    snapshot_lock_init(&s.gate);
     must(thread_start(&writer, "writer", write_on, &s, &err), &err);
     for (unsigned n = 0; n < COPIES; n++) {
         struct moment m = {.shared = &s};
@@ -76,7 +76,7 @@ static void copies_are_of_one_moment(void **state)
     assert_false(torn);
     assert_false(wrong_moment);
     assert_true(atomic_load(&s.writes) > 1); /* the writer was never shut out */
-    snapshot_gate_fini(&s.gate);
+    snapshot_lock_fini(&s.gate);
     free(s.words);
     free(copy);
 }
@@ -89,13 +89,13 @@ static void nothing(void *arg)
 static void a_write_that_does_not_end_is_not_waited_for(void **state)
 {
     (void)state;
-    struct snapshot_gate gate;
+    struct snapshot_lock gate;
     struct skep_error err = {0};
     const uint8_t from[4] = {1, 2, 3, 4};
     uint8_t to[4] = {0};
     const struct snapshot_part part = {from, to, sizeof(from)};
 
-    snapshot_gate_init(&gate);
+    snapshot_lock_init(&gate);
     snapshot_write_begin(&gate);
     assert_int_equal(snapshot_take(&gate, &part, 1, nothing, NULL, clock_mono_us(), &err),
                      SKEP_DEADLINE_EXCEEDED);
@@ -105,11 +105,11 @@ static void a_write_that_does_not_end_is_not_waited_for(void **state)
     assert_memory_equal(to, from, sizeof(from));
     /* Nothing to copy is copied at once. */
     must(snapshot_take(&gate, NULL, 0, nothing, NULL, clock_mono_us(), &err), &err);
-    snapshot_gate_fini(&gate);
+    snapshot_lock_fini(&gate);
 }
 
 struct taking {
-    struct snapshot_gate *gate;
+    struct snapshot_lock *gate;
     struct snapshot_part part;
 };
 
@@ -121,7 +121,7 @@ static void take_once(void *arg)
     (void)!snapshot_take(t->gate, &t->part, 1, nothing, NULL, CLOCK_NEVER, &err);
 }
 
-static bool is_wanted(struct snapshot_gate *gate)
+static bool is_wanted(struct snapshot_lock *gate)
 {
     pthread_mutex_lock(&gate->lock);
     bool wanted = gate->is_wanted;
@@ -133,12 +133,12 @@ static bool is_wanted(struct snapshot_gate *gate)
 static void what_a_write_waits_for_a_copy_is_told(void **state)
 {
     (void)state;
-    struct snapshot_gate gate;
+    struct snapshot_lock gate;
     uint8_t *from = calloc(WORDS, sizeof(uint32_t)), *to = calloc(WORDS, sizeof(uint32_t));
     struct taking t = {&gate, {from, to, WORDS * sizeof(uint32_t)}};
     struct skep_error err;
 
-    snapshot_gate_init(&gate);
+    snapshot_lock_init(&gate);
     snapshot_write_begin(&gate);
     snapshot_write_end(&gate);
     assert_int_equal(snapshot_longest_wait_us(&gate), 0);
@@ -154,7 +154,7 @@ static void what_a_write_waits_for_a_copy_is_told(void **state)
         thread_join(&taker);
     }
     assert_true(snapshot_longest_wait_us(&gate) > 0);
-    snapshot_gate_fini(&gate);
+    snapshot_lock_fini(&gate);
     free(from);
     free(to);
 }

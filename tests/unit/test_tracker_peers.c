@@ -68,14 +68,14 @@ static void fake_stop(struct fake *f)
     bytes_free(&f->answer);
 }
 
-static skep_status ask_until(const struct fake *f, struct tracker_peers_patience patience,
+static skep_status ask_until(const struct fake *f, struct tracker_peers_wait limit,
                              struct address *out, size_t *count)
 {
     struct address at;
     struct tracker_peers peers = {.addresses = out, .cap = 8};
 
     assert_true(endpoint_to_address(&f->at, &at));
-    skep_status rc = tracker_peers_ask(&at, 1, NETWORK, &patience, &peers, NULL);
+    skep_status rc = tracker_peers_ask(&at, 1, NETWORK, &limit, &peers, NULL);
     *count = peers.count;
     return rc;
 }
@@ -83,7 +83,7 @@ static skep_status ask_until(const struct fake *f, struct tracker_peers_patience
 static skep_status ask(struct fake *f, struct address *out, size_t *count)
 {
     assert_int_equal(thread_start(&f->thread, "fake", serve, f, NULL), SKEP_OK);
-    skep_status rc = ask_until(f, (struct tracker_peers_patience){net_deadline(), -1}, out, count);
+    skep_status rc = ask_until(f, (struct tracker_peers_wait){net_deadline(), -1}, out, count);
     fake_stop(f);
     return rc;
 }
@@ -158,9 +158,8 @@ static void what_is_no_tracker_or_has_no_dht_is_told_apart(void **state)
     fake_listen(&f);
     close(f.fd);
     f.fd = -1;
-    assert_int_equal(
-        ask_until(&f, (struct tracker_peers_patience){net_deadline(), -1}, out, &count),
-        SKEP_UNAVAILABLE);
+    assert_int_equal(ask_until(&f, (struct tracker_peers_wait){net_deadline(), -1}, out, &count),
+                     SKEP_UNAVAILABLE);
 }
 
 static void a_silent_tracker_is_given_up_at_the_deadline(void **state)
@@ -172,7 +171,7 @@ static void a_silent_tracker_is_given_up_at_the_deadline(void **state)
 
     fake_listen(&f); /* the kernel accepts for it; nobody answers */
     assert_int_equal(
-        ask_until(&f, (struct tracker_peers_patience){clock_deadline_us(50), -1}, out, &count),
+        ask_until(&f, (struct tracker_peers_wait){clock_deadline_us(50), -1}, out, &count),
         SKEP_DEADLINE_EXCEEDED);
     close(f.fd);
 }
@@ -188,9 +187,8 @@ static void a_silent_tracker_is_given_up_when_told_so(void **state)
     assert_int_equal(pipe(stop), 0);
     assert_int_equal(close(stop[1]), 0);
     fake_listen(&f);
-    assert_int_equal(
-        ask_until(&f, (struct tracker_peers_patience){CLOCK_NEVER, stop[0]}, out, &count),
-        SKEP_CANCELLED);
+    assert_int_equal(ask_until(&f, (struct tracker_peers_wait){CLOCK_NEVER, stop[0]}, out, &count),
+                     SKEP_CANCELLED);
     assert_int_equal(count, 0);
     close(f.fd);
     close(stop[0]);

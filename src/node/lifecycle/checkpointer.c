@@ -29,7 +29,7 @@ struct checkpointer {
     struct checkpointer_stats stats;
     /* Of the thread that works on a round. */
     bool was_failing;
-    struct log_gate failures;
+    struct log_limit failures;
 };
 
 /* What went wrong in one round. */
@@ -142,7 +142,7 @@ static void report(struct checkpointer *cp, const struct round *round)
         cp->was_failing = false;
         return;
     }
-    bool is_due = log_gate_open(&cp->failures, FAILURE_LOG_MS, &suppressed);
+    bool is_due = log_limit_passes(&cp->failures, FAILURE_LOG_MS, &suppressed);
     if (is_due || !cp->was_failing)
         log_error("expert %s: checkpoint not saved (an older one, if there is one, stays): %s (%zu "
                   "not saved in this round, tried again with the next)",

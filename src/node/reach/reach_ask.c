@@ -16,7 +16,7 @@ enum {
     MAX_AT_ONCE = 4,
 };
 
-struct ask {
+struct dht_request {
     const struct reach_waiter *waiter;
     struct pool_call *call; /* while it is open; guarded by the waiter's lock, as all else */
     struct reach_answer *out;
@@ -64,7 +64,7 @@ skep_status reach_read_answer(const uint8_t *data, size_t len, struct reach_answ
 static void on_reply(void *arg, const struct reply_headers *reply, DLManagedTensor **tensors,
                      bool sent, const struct skep_error *err)
 {
-    struct ask *ask = arg;
+    struct dht_request *ask = arg;
     struct reach_answer *out = ask->out;
     struct skep_error local = {0};
 
@@ -91,7 +91,7 @@ static void on_reply(void *arg, const struct reply_headers *reply, DLManagedTens
     pthread_mutex_unlock(ask->waiter->lock);
 }
 
-static void start(struct ask *ask, struct pool *pool, const struct pool_target *target,
+static void start(struct dht_request *ask, struct pool *pool, const struct pool_target *target,
                   const struct call_headers *headers, uint32_t timeout_ms)
 {
     struct skep_error err = {0};
@@ -109,7 +109,7 @@ static void start(struct ask *ask, struct pool *pool, const struct pool_target *
 }
 
 /* Each ends by its deadline, or soon after it was cancelled. */
-static void wait_all(const struct reach_waiter *waiter, struct pool *pool, struct ask *asks,
+static void wait_all(const struct reach_waiter *waiter, struct pool *pool, struct dht_request *asks,
                      size_t count)
 {
     bool cancelled = false;
@@ -135,7 +135,7 @@ void reach_ask(const struct reach_waiter *waiter, struct pool *pool,
                const struct pool_target *const *targets, size_t count, uint16_t port,
                uint16_t dht_port, struct reach_answer *out)
 {
-    struct ask asks[MAX_AT_ONCE];
+    struct dht_request asks[MAX_AT_ONCE];
     msgpack_sbuffer params;
     msgpack_packer pk;
 
@@ -154,7 +154,7 @@ void reach_ask(const struct reach_waiter *waiter, struct pool *pool,
                                    .params = {.data = (uint8_t *)params.data, .len = params.size}};
     for (size_t i = 0; i < count; i++) {
         out[i] = (struct reach_answer){.status = SKEP_RESOURCE_EXHAUSTED, .dialled.port = port};
-        asks[i] = (struct ask){.waiter = waiter, .out = &out[i]};
+        asks[i] = (struct dht_request){.waiter = waiter, .out = &out[i]};
         if (bad == 0)
             start(&asks[i], pool, targets[i], &headers, ASK_MS);
     }
@@ -169,7 +169,7 @@ bool reach_dial_self(const struct reach_waiter *waiter, struct pool *pool,
     struct pool_target target = {.has_peer_id = true, .exact = true, .endpoint_count = 1};
     struct call_headers headers = {.method = "ping"};
     struct reach_answer got = {0};
-    struct ask ask = {.waiter = waiter, .out = &got};
+    struct dht_request ask = {.waiter = waiter, .out = &got};
 
     memcpy(target.peer_id, peer_id, PEER_ID_BYTES);
     target.endpoints[0] = *endpoint;

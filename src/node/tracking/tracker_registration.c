@@ -46,15 +46,15 @@ struct tracker_registration {
     struct tracker_client *client; /* NULL: not connected, nor about to be */
     bool connected;                /* it has greeted */
     bool closing;
-    bool offered;         /* the tracker has a match key of ours, or had */
-    bool offer_due;       /* another is to be given */
-    bool calling;         /* an answer is awaited */
-    char *match_key;      /* owned; the one offered last */
-    uint64_t missing_us;  /* when it was first seen to be handed out; 0: it is there */
-    uint64_t poll_us;     /* when to ask next */
-    uint64_t connect_us;  /* when to connect next */
-    unsigned failures;    /* connections in a row that came to nothing */
-    struct log_gate gate; /* for complaints */
+    bool offered;          /* the tracker has a match key of ours, or had */
+    bool offer_due;        /* another is to be given */
+    bool calling;          /* an answer is awaited */
+    char *match_key;       /* owned; the one offered last */
+    uint64_t missing_us;   /* when it was first seen to be handed out; 0: it is there */
+    uint64_t poll_us;      /* when to ask next */
+    uint64_t connect_us;   /* when to connect next */
+    unsigned failures;     /* connections in a row that came to nothing */
+    struct log_limit gate; /* for complaints */
 
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t changed;
@@ -106,7 +106,7 @@ static bool is_granted(struct tracker_registration *r, const json_t *reply, cons
         return false;
     if (json_is_integer(reply) && json_integer_value(reply) == TRACKER_SUCCESS)
         return true;
-    if (log_gate_open(&r->gate, COMPLAIN_MS, &suppressed))
+    if (log_limit_passes(&r->gate, COMPLAIN_MS, &suppressed))
         log_warn("tracker %s: refuses our %s", r->tracker_text, what);
     tracker_client_close(r->client);
     return false;
@@ -248,7 +248,7 @@ static void on_closed(void *arg, const struct skep_error *why)
     struct tracker_registration *r = arg;
     unsigned long suppressed;
 
-    if (!r->closing && (r->offered || log_gate_open(&r->gate, COMPLAIN_MS, &suppressed)))
+    if (!r->closing && (r->offered || log_limit_passes(&r->gate, COMPLAIN_MS, &suppressed)))
         log_warn("tracker %s; registering again when it answers", why->message);
     r->client = NULL;
     r->connected = r->calling = r->offered = r->offer_due = false;

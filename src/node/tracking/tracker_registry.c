@@ -75,12 +75,12 @@ static struct entry *next_entry(const struct entry *e)
 
 static struct entry *add(struct tracker_registry *r, const char *key, size_t len, uint64_t hash)
 {
-    static struct log_gate gate;
+    static struct log_limit gate;
     unsigned long suppressed;
     struct entry *e;
 
     if (r->table.count >= REGISTRY_MAX_KEYS) {
-        if (log_gate_open(&gate, FULL_LOG_MS, &suppressed))
+        if (log_limit_passes(&gate, FULL_LOG_MS, &suppressed))
             log_warn("tracker: more than %d keys: the others are not published in the DHT",
                      REGISTRY_MAX_KEYS);
         return NULL;

@@ -20,9 +20,9 @@ struct tracking {
     struct tracking_config config;
     struct tracker_server *server;
     struct tracker_registry *registry; /* NULL without DHT; guarded by `lock` once it is closing */
-    struct tracker_registry *told;     /* the same, for the tracker's loop */
-    struct federation *federation;     /* NULL without DHT or where it is not wanted */
-    struct resource_lending *lending;  /* the same */
+    struct tracker_registry *loop_registry; /* the same, for the tracker's loop */
+    struct federation *federation;          /* NULL without DHT or where it is not wanted */
+    struct resource_lending *lending;       /* the same */
     /* The tracker's loop only: the answer to those who ask for DHT peers. */
     struct bytes peers;
     uint64_t peers_us;
@@ -37,8 +37,8 @@ static void on_key_changed(void *arg, const struct scheduler_key_counters *count
 {
     struct tracking *t = arg;
 
-    if (t->told != NULL)
-        tracker_registry_changed(t->told, counters);
+    if (t->loop_registry != NULL)
+        tracker_registry_changed(t->loop_registry, counters);
 }
 
 static void on_waiting(void *arg, const struct scheduler_request *request)
@@ -238,7 +238,7 @@ static skep_status open_parts(struct tracking *t, struct skep_error *err)
         rc = federation_new(&federation, &t->federation, err);
     if (rc == SKEP_OK)
         rc = tracker_registry_new(&registry, &t->registry, err);
-    t->told = t->registry;
+    t->loop_registry = t->registry;
     return rc;
 }
 
@@ -273,7 +273,7 @@ static void stop_telling(void *arg)
 {
     struct tracking *t = arg;
 
-    t->told = NULL;
+    t->loop_registry = NULL;
 }
 
 void tracking_close(struct tracking *t, uint64_t deadline_us)
