@@ -14,6 +14,7 @@
 #include <cinttypes>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -32,6 +33,7 @@ namespace
 const int64_t ROWS = 3;      // of the pass that finds out the outputs' shapes
 const int64_t OPEN_SIZE = 5; // where a dimension may have any size
 const size_t MAX_STATE = 1 << 16;
+const double MAX_STEPS = 9007199254740992.0; // 2^53: whole numbers up to it are exact
 
 struct spec {
     at::ScalarType type;
@@ -135,8 +137,14 @@ std::vector<spec> read_specs(const std::string &text)
         if (!found)
             throw std::runtime_error("skep.inputs: unknown type \"" + name + "\"");
         std::stringstream sizes(text.substr(open + 1, close - open - 1));
-        for (std::string number; std::getline(sizes, number, ',');)
-            s.shape.push_back(std::stoll(number));
+        for (std::string number; std::getline(sizes, number, ',');) {
+            char *end;
+            long long size = std::strtoll(number.c_str(), &end, 10);
+            if (end == number.c_str() || *end != '\0' || size < -1 || size == 0)
+                throw std::runtime_error("skep.inputs: size \"" + number +
+                                         "\", expected -1 or a number above 0");
+            s.shape.push_back(size);
+        }
         if (s.shape.empty() || s.shape.size() > SKEP_TENSOR_MAX_DIMS || s.shape[0] != -1)
             throw std::runtime_error("skep.inputs: \"" + text + "\": a shape begins with -1");
         out.push_back(s);
@@ -548,6 +556,29 @@ void load_optimizer(model &m, std::map<std::string, at::Tensor> &given)
     }
 }
 
+// Refuses an optimizer state that does not fit, before load() changes anything: a step with it
+// would fail at every later backward.
+void check_optimizer(const model &m, const std::map<std::string, at::Tensor> &given)
+{
+    auto steps = given.find("optimizer.steps");
+
+    if (steps != given.end()) {
+        bool is_number = steps->second.numel() == 1;
+        double value = is_number ? steps->second.item<double>() : -1;
+        if (!(value >= 0 && value <= MAX_STEPS))
+            throw std::runtime_error("optimizer.steps is not a number of steps");
+    }
+    for (size_t i = 0; i < m.parameters.size(); i++)
+        for (const char *kind : {"exp_avg.", "exp_avg_sq.", "momentum_buffer."}) {
+            auto found = given.find(std::string("optimizer.") + kind + m.parameter_names[i]);
+            if (found != given.end() &&
+                (found->second.sizes() != m.parameters[i].sizes() ||
+                 found->second.scalar_type() != m.parameters[i].scalar_type()))
+                throw std::runtime_error("tensor " + found->first +
+                                         " has another shape or type than its parameter");
+        }
+}
+
 skep_status load(void *state, const struct skep_named_tensor *tensors, size_t count,
                  struct skep_error *err)
 {
@@ -570,6 +601,7 @@ skep_status load(void *state, const struct skep_named_tensor *tensors, size_t co
         for (const auto &entry : given)
             if (own.find(entry.first) == own.end() && entry.first.rfind("optimizer.", 0) != 0)
                 throw std::runtime_error("holds " + entry.first + ", which the model has not");
+        check_optimizer(m, given);
         for (auto &entry : own)
             entry.second.copy_(given[entry.first]);
         auto steps = given.find("optimizer.steps");

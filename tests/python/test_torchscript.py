@@ -11,7 +11,7 @@ from torch import nn
 import skep
 from conftest import SKEP, new_swarm_name
 
-PLUGIN = os.environ.get("SKEP_TORCHSCRIPT", "")
+PLUGIN = os.environ.get("TORCHSCRIPT_PLUGIN", "")
 WIDTH = 8
 
 
@@ -74,6 +74,26 @@ def test_it_trains_as_pytorch_does(nodes, tmp_path, name):
         assert expert.fetch_info().updates == 4
 
 
+def test_schedules_are_those_of_the_options(nodes, tmp_path):
+    local = Block()
+    path = save(local, tmp_path / "model.pt")
+    optimizer = torch.optim.SGD(local.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: step / 2 if step < 2 else max(0.0, (5 - step) / 3))
+    _, client = serve(nodes, path, "--optimizer", "sgd", "--learning-rate", "0.1", "--schedule",
+                      "linear-with-warmup", "--num-warmup-steps", "2", "--num-training-steps", "5")
+    with client:
+        expert = client.find("ts.0")
+        for _ in range(6):
+            x, up = torch.randn(4, WIDTH), torch.randn(4, WIDTH)
+            expert.backward([x], [up])
+            local(x).backward(up)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+            assert torch.allclose(expert.forward(x)[0], local(x), atol=1e-5)
+
+
 def test_described_inputs_and_tuples(nodes, tmp_path):
     class Two(nn.Module):
         def forward(self, x, index):
@@ -92,19 +112,24 @@ def test_described_inputs_and_tuples(nodes, tmp_path):
 
 
 def test_a_checkpoint_continues(nodes, tmp_path):
-    path = save(Block(), tmp_path / "model.pt")
-    x = torch.randn(2, WIDTH)
-    results = []
-    for _ in range(2):
-        node, client = serve(nodes, path, "--checkpoint-dir", str(tmp_path / "checkpoints"))
+    """Two nodes one after the other train as one optimizer does: Adam's state is saved, too."""
+    local = Block()
+    path = save(local, tmp_path / "model.pt")
+    optimizer = torch.optim.Adam(local.parameters(), lr=0.01)
+    for run in range(2):
+        node, client = serve(nodes, path, "--checkpoint-dir", str(tmp_path / "checkpoints"),
+                             "--learning-rate", "0.01")
         with client:
             expert = client.find("ts.0")
-            results.append((expert.fetch_info().updates, expert.forward(x)[0]))
-            expert.backward([x], [torch.randn(2, WIDTH)])
-            after = expert.forward(x)[0]
+            assert expert.fetch_info().updates == 3 * run
+            for _ in range(3):
+                x, up = torch.randn(4, WIDTH), torch.randn(4, WIDTH)
+                expert.backward([x], [up])
+                local(x).backward(up)
+                optimizer.step()
+                optimizer.zero_grad()
+            assert torch.allclose(expert.forward(x)[0], local(x), atol=1e-5)
         node.stop()
-    assert [r[0] for r in results] == [0, 1]
-    assert not torch.equal(results[0][1], results[1][1]) and after.shape == (2, WIDTH)
 
 
 def test_exceptions_and_gradients_that_are_not_finite(nodes, tmp_path):
@@ -135,10 +160,12 @@ def test_exceptions_and_gradients_that_are_not_finite(nodes, tmp_path):
     ("torchscript:bad.pt", "plugin class torchscript: create"),
     ("torchscript:specs.pt", "unknown type"),
     ("torchscript:count.pt", "describes 2"),
+    ("torchscript:size.pt", "size \"wide\""),
 ])
 def test_files_that_are_refused(tmp_path, what, message):
     (tmp_path / "bad.pt").write_bytes(b"not a model")
     save(Block(), tmp_path / "specs.pt", **{"skep.inputs": "F33[-1,8]"})
+    save(Block(), tmp_path / "size.pt", **{"skep.inputs": "F32[-1,wide]"})
     save(Block(), tmp_path / "count.pt", **{"skep.inputs": "F32[-1,8],F32[-1,8]"})
     out = subprocess.run([SKEP, "node", "--no-dht", "--no-tracker", "--listen", "127.0.0.1:*",
                           "--plugin", PLUGIN, "--expert-cls", what, "--expert-uids", "ts.0",
