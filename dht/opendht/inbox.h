@@ -1,7 +1,7 @@
 /*
  * Where OpenDHT's thread leaves what it has for the directory. Its callbacks only copy bytes, queue
- * them and signal. Another thread takes everything at once and does the work: a caller that waits for
- * a lookup (a worker), which saves a change of threads on the way to its answer, or else the
+ * them and signal. Another thread takes everything at once and does the work: a caller that waits
+ * for a lookup (a worker), which saves a change of threads on the way to its answer, or else the
  * directory's own thread.
  *
  * A request is one get or put handed to OpenDHT. OpenDHT may answer long after the directory lost
