@@ -379,3 +379,23 @@ def test_the_digits_are_learned_while_a_node_is_killed(nodes, tmp_path):
     said = trainer.communicate(timeout=300)[0]
     assert trainer.returncode == 0, said  # 96% or more
     assert len(progress.read_text().splitlines()) == 8
+
+
+@pytest.mark.parametrize("x, part", [
+    (torch.zeros(0, 16), "0 rows, expected 1 or more"),
+    (torch.zeros(2, 17), r"\[2, 17\] F32, expected \[any, 16\] F32"),
+    (torch.zeros(2, 16, dtype=torch.float64), r"\[2, 16\] F64, expected \[any, 16\] F32"),
+    (torch.zeros(16), r"\[16\] F32, expected \[any, 16\] F32"),
+])
+def test_inputs_that_do_not_fit_are_named(swarm, x, part):
+    with pytest.raises(skep.InvalidArgument, match=r"input 0 \(x\): " + part):
+        remote(swarm)(x)
+
+
+def test_a_mixture_of_no_samples_is_empty(swarm):
+    mixture = skep.RemoteMixtureOfExperts(in_features=16, grid_size=(2, 2), dht=swarm.client,
+                                          uid_prefix="ffn.", k_best=2)
+    x = torch.zeros(0, 16, requires_grad=True)
+    y = mixture(x)
+    y.sum().backward()
+    assert y.shape == x.grad.shape == (0, 16)
