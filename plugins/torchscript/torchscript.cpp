@@ -367,7 +367,7 @@ skep_status forward(void *state, const float *const *, const DLTensor *inputs, D
         torch::NoGradGuard no_grad;
         std::vector<at::Tensor> x;
         for (size_t i = 0; i < m.inputs.size(); i++)
-            x.push_back(view_of(inputs[i]));
+            x.push_back(view_of(inputs[i]).clone()); // the model may keep it
         write(run(m, x), outputs, m.outputs.size(), "output");
         return SKEP_OK;
     });
@@ -405,7 +405,7 @@ skep_status backward(void *state, const float *const *, const DLTensor *inputs,
         torch::AutoGradMode with_grad(true);
         std::vector<at::Tensor> x, roots, grads, back;
         for (size_t i = 0; i < m.inputs.size(); i++) {
-            at::Tensor leaf = view_of(inputs[i]).detach();
+            at::Tensor leaf = view_of(inputs[i]).clone();
             x.push_back(leaf.is_floating_point() ? leaf.requires_grad_(true) : leaf);
         }
         std::vector<at::Tensor> y = run(m, x);

@@ -74,7 +74,8 @@ def _guarded(function: Callable[..., None]) -> Callable[..., int]:
 
 
 def _view(t: Any) -> torch.Tensor:
-    """A tensor over memory of the library, valid during the call."""
+    """A tensor over memory of the library, valid during the call. A module gets a copy: it may keep
+    what it is called with."""
     shape = [t.shape[d] for d in range(t.ndim)]
     dtype = _TYPES[(t.dtype.code, t.dtype.bits)]
     count = math.prod(shape)
@@ -138,17 +139,17 @@ def _describe(state: int, schema: Any) -> None:
 @_guarded
 def _forward(state: int, _params: Any, inputs: Any, outputs: Any) -> None:
     backend = _holders[state].backend
-    views = [_view(inputs[i]) for i in range(len(backend.inputs))]
-    _write(outputs, tuple(backend.forward(*views)), len(backend.outputs), "output")
+    copies = [_view(inputs[i]).clone() for i in range(len(backend.inputs))]
+    _write(outputs, tuple(backend.forward(*copies)), len(backend.outputs), "output")
 
 
 @_guarded
 def _backward(state: int, _params: Any, inputs: Any, grad_outputs: Any, grad_inputs: Any,
               _grads: Any) -> None:
     backend = _holders[state].backend
-    views = [_view(inputs[i]) for i in range(len(backend.inputs))]
-    views += [_view(grad_outputs[i]) for i in range(len(backend.outputs))]
-    _write(grad_inputs, tuple(backend.backward(*views)), len(backend.inputs), "gradient")
+    copies = [_view(inputs[i]).clone() for i in range(len(backend.inputs))]
+    copies += [_view(grad_outputs[i]).clone() for i in range(len(backend.outputs))]
+    _write(grad_inputs, tuple(backend.backward(*copies)), len(backend.inputs), "gradient")
 
 
 def _parameter_count(state: int) -> int:

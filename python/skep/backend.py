@@ -31,8 +31,7 @@ class ModuleBackend:
     clip_grad_norm: as :func:`torch.nn.utils.clip_grad_norm_`. max_batch_size: rows that a node
     joins at most. device: where the module computes; None: where its parameters are.
 
-    Inputs and gradients are views of the request's memory during a call: a module that keeps one
-    must clone it. Passes of one module run one at a time, in threads of the node.
+    Passes of one module run one at a time, in threads of the node.
     """
 
     def __init__(self, name: str, module: nn.Module, *,
@@ -44,6 +43,13 @@ class ModuleBackend:
         if not args_schema and not kwargs_schema:
             raise ValueError("expert %s: neither args_schema nor kwargs_schema, expected the "
                              "descriptors of at least one input" % name)
+        if not isinstance(module, nn.Module):
+            raise TypeError("expert %s: module is %s, expected a torch.nn.Module"
+                            % (name, type(module).__name__))
+        for d in [*(args_schema or ()), *(kwargs_schema or {}).values()]:
+            if not isinstance(d, BatchTensorDescriptor):
+                raise TypeError("expert %s: %r in a schema, expected a BatchTensorDescriptor"
+                                % (name, d))
         self.name = name
         self.module = module
         self.optimizer = optimizer
@@ -116,6 +122,9 @@ class ModuleBackend:
     def _run(self, tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
         count = len(self.args_schema)
         result = self.module(*tensors[:count], **dict(zip(self.kwargs_schema, tensors[count:])))
+        if not isinstance(result, (torch.Tensor, list, tuple)):
+            raise TypeError("forward returned %s, expected a tensor or a tuple of tensors"
+                            % type(result).__name__)
         outputs = [result] if isinstance(result, torch.Tensor) else list(result)
         for i, output in enumerate(outputs):
             if not isinstance(output, torch.Tensor):

@@ -86,6 +86,10 @@ class Server:
                  expiration: Optional[float] = None, start: bool = False,
                  checkpoint_dir: Any = None, device: Any = None,
                  max_batch_size: Optional[int] = None, **node_options: Any) -> None:
+        if not isinstance(dht, DHT):
+            raise TypeError("dht: %r, expected a skep.DHT" % (dht,))
+        for uid, backend in (module_backends or {}).items():
+            _check_backend(uid, backend)
         self.dht = dht
         self.module_backends = dict(module_backends or {})
         self.device = device
@@ -191,8 +195,7 @@ class Server:
         return key
 
     def _add(self, uid: str, backend: ModuleBackend) -> None:
-        if not is_valid_uid(uid):
-            raise ValueError("%r: not an expert UID, expected a form such as \"ffn.0.1\"" % (uid,))
+        _check_backend(uid, backend)
         if self.device is not None:
             backend.module.to(self.device)
             backend.device = torch.device(self.device)
@@ -272,6 +275,13 @@ class Server:
 
     def __exit__(self, *_: Any) -> None:
         self.shutdown()
+
+
+def _check_backend(uid: str, backend: Any) -> None:
+    if not is_valid_uid(uid):
+        raise ValueError("%r: not an expert UID, expected a form such as \"ffn.0.1\"" % (uid,))
+    if not isinstance(backend, ModuleBackend):
+        raise TypeError("expert %s: %r, expected a ModuleBackend" % (uid, backend))
 
 
 def _seed(seed: int, uid: str) -> int:

@@ -343,7 +343,35 @@ def test_arguments_of_create(arguments, message):
         skep.Server.create(listen="127.0.0.1:*", swarm=new_swarm_name(), **arguments)
 
 
+def test_a_module_may_keep_what_it_is_called_with(dht):
+    class Keeping(Block):
+        def __init__(self):
+            super().__init__()
+            self.kept = []
+
+        def forward(self, x):
+            self.kept.append(x)
+            return super().forward(x)
+
+    b = backend("own.0", Keeping())
+    with skep.Server(dht, {"own.0": b}, start=True):
+        expert = dht.client.find("own.0")
+        del b.module.kept[:]
+        for i in range(20):
+            expert.forward(torch.full((1000, WIDTH), float(i)))
+        assert [float(x.max()) for x in b.module.kept] == [float(i) for i in range(20)]
+        assert [float(x.min()) for x in b.module.kept] == [float(i) for i in range(20)]
+
+
 def test_arguments_of_backends_and_options(dht):
+    with pytest.raises(TypeError, match="expected a torch.nn.Module"):
+        skep.ModuleBackend("own.0", 3, args_schema=(skep.BatchTensorDescriptor(WIDTH),))
+    with pytest.raises(TypeError, match="expected a BatchTensorDescriptor"):
+        skep.ModuleBackend("own.0", Block(), args_schema=(WIDTH,))
+    with pytest.raises(TypeError, match="expected a ModuleBackend"):
+        skep.Server(dht, {"own.0": Block()})
+    with pytest.raises(TypeError, match="expected a skep.DHT"):
+        skep.Server(None, {})
     with pytest.raises(ValueError, match="args_schema"):
         skep.ModuleBackend("own.0", Block())
     with pytest.raises(ValueError, match="forward pass of zeros failed"):
