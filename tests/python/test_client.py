@@ -232,7 +232,7 @@ except KeyboardInterrupt:
 try:
     signal.setitimer(signal.ITIMER_REAL, 0.1)
     signal.signal(signal.SIGALRM, signal.default_int_handler)
-    client.find("nobody.0", timeout=50)
+    client.find("nobody.0", timeout=15)
 except KeyboardInterrupt:
     print("interrupted")
 os.kill(int(sys.argv[3]), signal.SIGCONT)
